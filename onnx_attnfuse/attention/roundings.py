@@ -20,7 +20,7 @@ Place: TypeAlias = Literal[
 gives them, or after some are set to 0; the result."""
 
 OUTSIDE: frozenset[Place] = frozenset(["query", "key", "value", "mask", "output"])
-"""Roundings that fused operators leave as they are, of what goes in and comes out."""
+"""Roundings that fused operators leave as they are, of inputs and results."""
 WORDS: dict[Place, str] = {
     "query": "queries",
     "key": "keys",

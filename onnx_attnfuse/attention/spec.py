@@ -53,7 +53,7 @@ class Rotary:
     positions: IndexedValue | None = None
     """The rows of the tables to take: one for each row, or the first of them in a single number; None: all in turn."""
     nodes: tuple[ir.Node, ...] = ()
-    """The nodes that rotate now, without what makes the tables."""
+    """The nodes that rotate now, without those that make the tables."""
 
     @property
     def is_decomposed(self) -> bool:
@@ -146,7 +146,7 @@ class RowRule:
     """Where a row is kept; None: it depends on the mask alone."""
     keep_where: bool = True
     is_product: bool = False
-    """Weights are multiplied by the condition as 0 or 1, which leaves NaN what it is."""
+    """Weights are multiplied by the condition as 0 or 1, which leaves NaN as it is."""
     lowest_counts: bool = False
     """Without a condition: a row masked by the lowest float32 throughout is zero too, not only one of -inf."""
 
@@ -204,7 +204,7 @@ class Cache:
     past: tuple[IndexedValue, IndexedValue]
     """Keys and values of earlier positions."""
     new: tuple[tuple[Source, ...], tuple[Source, ...]]
-    """The new ones, each with what it is a view of."""
+    """The new ones, each with the value that it is a view of."""
     present: tuple[IndexedValue, IndexedValue]
     """Keys and values of earlier and new positions together."""
     past_axis: Axis
@@ -233,7 +233,7 @@ class AttentionSpec:
     name: str
     """Name of the Softmax or attention node."""
     query: tuple[Source, ...]
-    """The operand, then what it is a view of, ever further from the site; the same for key and value."""
+    """The operand, then the values that it is a view of, ever further from the site; the same for key and value."""
     key: tuple[Source, ...]
     value: tuple[Source, ...]
     output: tuple[IndexedValue, ...]

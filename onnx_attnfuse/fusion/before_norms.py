@@ -74,7 +74,7 @@ def _is_table(dims: Dims | None, whole: Dims) -> bool:
 
 
 def _reaches_norm(node: ir.Node) -> bool:
-    """Whether a normalization reads what a node gives, by way of sums, products and views only."""
+    """Whether a normalization reads a node's result, by way of sums, products and views only."""
     left, seen = [node], {node}
     while left:
         for value in left.pop().outputs:

@@ -28,7 +28,7 @@ def check_options(options: Options) -> None:
     """Checks that a model can be captured with these options at all, if that is asked for.
 
     Raises:
-        OptionError: The execution provider captures no model, or another option asks for what cannot be captured.
+        OptionError: The execution provider captures no model, or another option prevents a capture.
     """
     is_packed = options.target == packed.NAME
     if options.packed_tokens is not None and not (options.cuda_graph and is_packed):
@@ -102,7 +102,7 @@ def _untaken(model: ir.Model, options: Options) -> Iterator[str]:
 
 
 def fold_fixed_sizes(run: Run) -> int:
-    """Makes constants of what follows from fixed sizes."""
+    """Makes constants of values that follow from fixed sizes."""
     options, provider = run.options, run.plan_context.device.provider
     if not (options.cuda_graph or (provider.fixed_sizes and not input_sizes(run.model))):
         return 0

@@ -1,6 +1,6 @@
 """The commit of one site: verified new nodes take the place of the old ones, which are removed.
 
-Until `commit` nothing that was in the graph has changed, so undoing is removing what was added.
+Until `commit` nothing that was in the graph has changed, so undoing removes the new nodes.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def check_apart(spec: AttentionSpec, order: NodeOrder) -> None:
 
 
 def commit(spec: AttentionSpec, emitted: Emitted, builder: Builder, order: NodeOrder, edit: Edit) -> None:
-    """Puts the new values in the place of the old ones and removes what became needless.
+    """Puts the new values in the place of the old ones and removes unused nodes.
 
     The operator's own operands still read the keys and values that the source appended to earlier ones; other
     earlier nodes may now read the operator's outputs; re-sort the graph afterwards.

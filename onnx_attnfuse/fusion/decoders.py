@@ -21,7 +21,7 @@ from onnx_attnfuse.rewriting import GraphContext
 
 
 def check_options(options: Options) -> None:
-    """Checks that the execution provider takes a cache in one buffer, where that is asked for, and what goes with one alone.
+    """Checks that the execution provider takes a cache in one buffer, where that is asked for, and options that need one.
 
     Raises:
         OptionError: It is not known to; or the most positions are given for another cache, or are none.

@@ -24,7 +24,7 @@ _PACKED_RANK, _BY_HEAD_RANK = 5, 4
 
 
 def decompose_foreign(graph: GraphContext, plan_context: PlanContext) -> Counter[str]:
-    """Spells out what the execution provider is not known to run, each verified; returns how many of each operator."""
+    """Decomposes operators that the execution provider is not known to run, each verified; returns their numbers."""
     done: Counter[str] = Counter()
     if plan_context.device.provider.keeps_fused:
         return done

@@ -41,7 +41,7 @@ class LeftOut:
             user.replace_input_with(place, rounded)
 
     def drop(self) -> None:
-        """Drops what only these roundings read."""
+        """Removes nodes that only these roundings read."""
         sweep(value for detached in self.nodes for _, inputs in detached.nodes for value in inputs)
 
 

@@ -1,4 +1,4 @@
-"""A pass of the pipeline and its context: one graph with what earlier passes found in it, in a run over one model."""
+"""A pass of the pipeline and its context: one graph with the results of earlier passes, in a run over one model."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class Run:
         self.version = 0
         """How many passes have changed something."""
         self.replaced: dict[ir.Value, ir.Value] = {}
-        """Results that were replaced, in all graphs, and what by."""
+        """Results that were replaced, in all graphs, and their replacements."""
         self.sites: list[SiteReport] = []
         self.mixers: list[MixerReport] = []
         self.notes: list[str] = []
@@ -110,10 +110,10 @@ class Run:
         self.dequantised: DequantisedAttention | None = None
 
     def take_model(self) -> None:
-        """Takes down what the model tells, once passes on the whole of it have given it its form."""
+        """Records facts about the model, once passes on the whole of it have given it its form."""
         model, options, taken = self.model, self.options, self.options.assumed
         self.source = model.clone() if options.dequantise_attention else None
-        """The model as it was, where it is to be compared with what becomes of it."""
+        """The model as it was, where it is to be compared with the result."""
         self.ops_before = count_ops(model)
         self.album = Album(model, options.pictures, self.verifier.timer)
         device = resolve(options.ep, options.arch)
@@ -138,7 +138,7 @@ class Run:
 
 
 class PassContext:
-    """One graph in a run, with what passes have made of it so far."""
+    """One graph in a run, with the results of passes so far."""
 
     def __init__(self, run: Run, scope: Scope) -> None:
         self.run, self.scope = run, scope
@@ -157,7 +157,7 @@ class PassContext:
         self.moved: list[Moved] = []
         """The tensors around attentions whose roundings were moved."""
         self.roles: dict[str, tuple[NodesOfRole, ...]] = {}
-        """For each site the nodes of the source by what they do, as they were found first."""
+        """For each site the nodes of the source by role, as they were found first."""
         self.roundings: dict[str, tuple[RoundingReport, ...]] = {}
         """For each site the roundings of the source, likewise."""
         self.searched: int | None = None
@@ -257,7 +257,7 @@ class Pass:
     name: str
     """The action, as a failure is reported."""
     apply: Callable[[Any], int]
-    """Does it to a graph, a `PassContext`, and counts what was changed; 0: the graph is what it was."""
+    """Does it to a graph, a `PassContext`, and counts changes; 0: the graph is unchanged."""
     step: str | None = None
     """The step whose time it counts for."""
     undo: Callable[[Any], Undo] | None = PassContext.to_last

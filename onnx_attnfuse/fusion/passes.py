@@ -1,4 +1,4 @@
-"""The passes of the pipeline, each a function of one graph that counts what it changed; `pipeline.PASSES` has their order."""
+"""The passes of the pipeline, each a function of one graph that counts its changes; `pipeline.PASSES` has their order."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def put_quantised_back(graph: PassContext) -> int:
 
 
 def apply_patterns(graph: PassContext) -> int:
-    """Rewrites what patterns find, into plain attention."""
+    """Rewrites matches of patterns into plain attention."""
     rewriter = graph.pattern_rewriter()
     applied = apply_rules(rewriter)
     write_operators(rewriter)
@@ -189,7 +189,7 @@ def draw(graph: PassContext) -> int:
 
 
 def pack_rows(graph: PassContext) -> int:
-    """Removes padding around the attentions, which stay what they are, where that pays and is equal, or asked for.
+    """Removes padding around the attentions, which stay as they are, where that pays and is equal, or asked for.
 
     Elsewhere that is for a fixed number of rows, where PackedMultiHeadAttention does not take all attentions.
     """
@@ -216,7 +216,7 @@ def pack_rows(graph: PassContext) -> int:
 
 
 def pack_attention(graph: PassContext) -> int:
-    """Packs what can be packed, where that is asked for."""
+    """Packs attentions, where that is asked for."""
     run = graph.run
     if run.plan_context.target != packed.NAME:
         return 0
@@ -251,7 +251,7 @@ def fuse_attention(graph: PassContext) -> int:
 
 
 def _fused(graph: PassContext, *, alone: bool) -> int:
-    """Fuses what can be; `alone`: each is undone by itself where the graph breaks by it."""
+    """Fuses attentions; `alone`: each is undone by itself where the graph breaks by it."""
     run, fuser, found = graph.run, graph.new_site_fuser(), list[SiteReport]()
     for candidate in graph.candidates:
         run.options.progress("fusing", len(run.sites) + len(found), run.total)
@@ -272,7 +272,7 @@ def _fused_alone(graph: PassContext, fuser: SiteFuser, candidate: Candidate) -> 
 
 
 def _finished(graph: PassContext, fuser: SiteFuser, found: list[SiteReport]) -> int:
-    """Takes down what was fused; returns the number of attentions that were tried, each of which may have changed something."""
+    """Records the fused attentions; returns the number of attentions tried, each of which may have changed something."""
     if fuser.unsorted:
         graph.scope.graph.sort()
     graph.fused, graph.run.replaced = (fuser, graph.shared.joined(found)), fuser.replaced
@@ -280,7 +280,7 @@ def _finished(graph: PassContext, fuser: SiteFuser, found: list[SiteReport]) -> 
 
 
 def put_patterns_back(graph: PassContext) -> int:
-    """Puts back what patterns rewrote and no fused operator needed."""
+    """Puts back rewrites of patterns that no fused operator needed."""
     if graph.fused is None:
         return 0
     fuser, found = graph.fused
@@ -290,7 +290,7 @@ def put_patterns_back(graph: PassContext) -> int:
 
 
 def tell_sites(graph: PassContext) -> int:
-    """Tells what became of the attentions; changes nothing."""
+    """Reports the attentions; changes nothing."""
     run, found, reason = graph.run, [] if graph.fused is None else graph.fused[1], graph.failure
     if graph.fused is None and reason is not None:
         left = [SiteReport(label(item.node), graph.scope.path, "skipped", reasons=(reason,)) for item in graph.candidates]
@@ -333,7 +333,7 @@ def fold_weights(graph: PassContext) -> int:
 
 
 def sink_into_branches(graph: PassContext) -> int:
-    """Moves what only some batches need to where these are computed."""
+    """Moves nodes that only some batches need into their branches."""
     return graph.site_fuser().guards.sink_into_branches()
 
 

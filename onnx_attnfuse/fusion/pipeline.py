@@ -85,8 +85,8 @@ class Fusion:
 
         Args:
             options: The options.
-            keep_evidence: Write down what differs.
-            doubts: Verify what patterns do that are not built in, whatever the options say.
+            keep_evidence: Write down differences.
+            doubts: Verify rewrites of patterns that are not built in, whatever the options say.
 
         Raises:
             MissingDependencyError: Verification was asked for and onnxruntime is absent.
@@ -139,7 +139,7 @@ def _applied(run: Run) -> Run:
 
 
 def _read(run: Run) -> Iterator[PassContext]:
-    """The graphs of the model, each read when its turn comes, as passes may have changed what surrounds or calls it."""
+    """The graphs of the model, each read when its turn comes, as passes may have changed its callers and surroundings."""
     run.take_model()
     pending = scopes(run.model, run.options.assumed)
     while True:

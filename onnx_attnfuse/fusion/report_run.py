@@ -20,7 +20,7 @@ _NO_ATTENTION = "no attention in the model could be read"
 
 
 def tell_what_was_done(run: Run) -> int:
-    """Adds what was done that belongs to no single site to the notes, and what a session needs; changes nothing."""
+    """Adds notes on changes that belong to no single site, and session settings; changes nothing."""
     run.notes += _around(run)
     device, fused = run.plan_context.device, any(site.status in {"fused", "already-fused"} for site in run.sites)
     run.session = session_for(device if fused else Device(device.ep, device.arch), has_if="If" in count_ops(run.model))
@@ -28,7 +28,7 @@ def tell_what_was_done(run: Run) -> int:
 
 
 def _around(run: Run) -> Iterator[str]:
-    """Lines on what was done that belongs to no single site."""
+    """Lines on changes that belong to no single site."""
     if run.options.verify is None and run.verifier.level == "none":
         yield NOT_VERIFIED
     if not run.verifier.doubts and any(not entry.is_built_in for entry in run.catalogue.entries):

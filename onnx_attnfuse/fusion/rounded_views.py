@@ -203,7 +203,7 @@ def _copied(node: ir.Node, inputs: Sequence[ir.Value | None], builder: Builder, 
 
 
 def _above(operand: ir.Value, facts: Facts) -> list[_Step]:
-    """The steps between what computes an operand and the operand, the earliest first."""
+    """The steps between an operand's producer and the operand, the earliest first."""
     found: list[_Step] = []
     value = operand
     while len(found) < _MOST_STEPS:

@@ -1,6 +1,6 @@
 """Dispatch at run time: one test that selects between fast forms of an attention and the one that is always exact.
 
-Each guarded site becomes an `If` whose branches hold nothing but the operator and what follows it. A test is computed once for
+Each guarded site becomes an `If` whose branches hold nothing but the operator and its consumers. A test is computed once for
 all sites that share it, and not at all where sizes decide; nodes of the exact form alone, its bias above all, are computed only
 when that form runs.
 """
@@ -29,12 +29,12 @@ class Choice:
 
 @dataclasses.dataclass(frozen=True)
 class _Home:
-    """A branch that takes in what only it needs."""
+    """A branch that takes in nodes that only it needs."""
 
     node: ir.Node
     """The `If` in the graph that the branch belongs to."""
     tests: tuple[ir.Value, ...]
-    """Homes under the same tests share what they need."""
+    """Homes under the same tests share their nodes."""
     branch: ir.Graph
 
 
@@ -145,7 +145,7 @@ def _handed_on(builder: Builder, values: Sequence[ir.Value], name: str) -> ir.Gr
 
 
 def _branch(builder: Builder, emitted: Emitted, presents: Sequence[ir.Value], name: str) -> ir.Graph:
-    """The operator and what follows it up to the results, moved into a graph of their own.
+    """The operator and its consumers up to the results, moved into a graph of their own.
 
     Of keys and values that are asked for, it gives the source's where it has none itself.
     """

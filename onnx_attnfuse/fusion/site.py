@@ -53,9 +53,9 @@ class SiteFuser:
     album: Album
     order: NodeOrder
     replaced: dict[ir.Value, ir.Value]
-    """Results that were replaced, and what by: those of outer graphs too, which nested ones read."""
+    """Results that were replaced, and their replacements: those of outer graphs too, which nested ones read."""
     unsorted: bool = False
-    """Whether earlier nodes may read what later ones give."""
+    """Whether earlier nodes may read the results of later ones."""
 
     def fuse(self, candidate: Candidate, plan_context: PlanContext) -> SiteReport:
         """Fuses one, or says why not; a defect of ours costs this site only, unless it is met while the graph changes."""
@@ -75,7 +75,7 @@ class SiteFuser:
         return dataclasses.replace(found, reasons=(edit.reason,))
 
     def _existing(self, found: SiteReport, node: ir.Node, plan_context: PlanContext) -> SiteReport:
-        """The report on what cannot be read; with its kernel if it is an operator of ONNX Runtime."""
+        """The report on a candidate that cannot be read; with its kernel if it is an operator of ONNX Runtime."""
         foreign = why_foreign(node, self.graph.scope.facts, plan_context)
         if foreign is not None:
             return dataclasses.replace(found, status="skipped", reasons=(foreign, *found.reasons))
@@ -97,7 +97,7 @@ class SiteFuser:
         return found
 
     def _fused(self, node: ir.Node, spec: AttentionSpec, found: SiteReport, plan_context: PlanContext, edit: Edit) -> SiteReport:
-        """Carries the first plan out that can be, and says what kept it from being another one.
+        """Carries out the first plan that can be, with the reasons against the others.
 
         Raises:
             Refused: The mask cannot be looked at, or nothing is computed.
@@ -136,7 +136,7 @@ class SiteFuser:
     def _connected(
         self, node: ir.Node, spec: AttentionSpec, built: Built, found: SiteReport, plan_context: PlanContext, edit: Edit
     ) -> SiteReport:
-        """Connects what was built, and tells.
+        """Connects the new nodes, and reports.
 
         Raises:
             Refused: A caller says that there is no proof of it.

@@ -98,7 +98,7 @@ class BiasEmitter:
         return self._builder.expand(compact.value, [*each, *wanted], [not broadcasts, not broadcasts, True, True])
 
     def _as_data_lies(self, mask: Mask) -> Mask:
-        """The steps with what they add, and where they replace, made of the data as it lies."""
+        """The steps with their addends, and where they replace, made of the data as it lies."""
         return mask if self._layout is None else tuple(_laid(step, self._layout) for step in mask)
 
     def _emit(self, mask: Mask) -> IndexedValue:

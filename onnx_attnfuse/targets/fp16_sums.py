@@ -1,4 +1,4 @@
-"""Masks of half types: numbers that a sum in float16 or bfloat16 rounds away, or takes beyond what the type holds."""
+"""Masks of half types: numbers that a sum in float16 or bfloat16 rounds away, or takes beyond the type's range."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ def read_rows(
     *,
     zeroes: bool = False,
 ) -> Rows:
-    """Emits the bias, if one is to be handed over, and decides what fully masked rows need besides.
+    """Emits the bias, if one is to be handed over, and decides on corrections of fully masked rows.
 
     An encoding that is exact for some batches only, in which every row has a key, needs nothing.
 
@@ -145,7 +145,7 @@ def _with_dead_rows(
         if not spec.voided:
             message = "exponentials of a whole row may be 0, as no maximum is subtracted first"
             raise Refused("unshifted-exponentials", message)
-        between = context.bounds.masked_from / 2  # a bias may be added to what masks, and to what does not
+        between = context.bounds.masked_from / 2  # a bias may be added to masked and to other scores
         return _refill_dead_rows(rows, compact, between, math.nan, context)
     if fills == "exact" or _leaves_scores(spec, context):
         rows = _zeroing(rows, emitter.replaced_rows(spec.mask), context.builder)
@@ -164,7 +164,7 @@ def _with_dead_rows(
 
 
 def _levels(masked: MaskedKeys, absorbs: float, context: BuildContext) -> tuple[AssumptionName, ...]:
-    """The assumption under which scores of rows without a key are rounded away by what masks them.
+    """The assumption under which scores of rows without a key are absorbed by the masking number.
 
     Raises:
         Refused: It may not be.
@@ -172,7 +172,7 @@ def _levels(masked: MaskedKeys, absorbs: float, context: BuildContext) -> tuple[
     if not takes_rows_level(masked, absorbs):
         return ()
     if not context.bounds.level_rows:
-        raise Refused("rounded-mask", "rows without a key keep what the number that masks them leaves of their scores")
+        raise Refused("rounded-mask", "rows without a key keep the part of their scores that the masking number leaves")
     return ("level-rows",)
 
 
@@ -200,7 +200,7 @@ def _levelled_below(spec: AttentionSpec, lowest: float, context: BuildContext) -
     if spec.dtype != ir.DataType.FLOAT16:
         return None
     if adds_in_float32(spec, context.builder.facts):
-        return -largest(spec.dtype) / 2 if lowest <= ABSORBS else None  # the lowest number, plus what else is added
+        return -largest(spec.dtype) / 2 if lowest <= ABSORBS else None  # the lowest number, plus other addends
     return LEVELS_HALF if rounds_to_half(spec, context) and lowest <= LEVELS_HALF else None
 
 
@@ -211,7 +211,7 @@ def _refilled(rows: Rows, refill: Refill) -> Rows:
 def _refill_dead_rows(rows: Rows, compact: IndexedValue, bound: float, number: float, context: BuildContext) -> Rows:
     """Rows without a number above `bound`: finite before the operator, given their number after it.
 
-    The number is 0 where the source guards, and NaN where it does not: GPU kernels differ in what they make of such rows.
+    The number is 0 where the source guards, and NaN where it does not: GPU kernels differ in their results for such rows.
     """
     test = no_key(compact, bound, context)
     bias, builder = rows.bias or compact, context.builder
@@ -274,7 +274,7 @@ def _as_in_float32(
     builder, bias = context.builder, rows.bias or compact
     if spec.dtype == ir.DataType.FLOAT16:
         return dataclasses.replace(rows, bias=raised_in(bias, level_rows(compact, ROUNDS_HALF, context).value, builder))
-    written = context.bounds.of(compact.value)[0]  # what lies below a floor is the lowest number there
+    written = context.bounds.of(compact.value)[0]  # numbers below a floor are the lowest number there
     dead = _absorbed(masked, fills) | ({written} if -math.inf < written <= ABSORBS else set[float]())
     if spec.dtype != ir.DataType.FLOAT or not dead or rows.refills:
         return rows
@@ -314,7 +314,7 @@ def _zeroing(rows: Rows, fully_masked: IndexedValue, builder: Builder) -> Rows:
 
 
 def _kept_rows(rule: RowRule, condition: IndexedValue, spec: AttentionSpec, meaning: Meaning, context: BuildContext) -> Refill:
-    """The rows that a zeroing of weights leaves nothing of: those without a key, if it zeroes exactly what the mask forbids."""
+    """The rows that a zeroing of weights leaves nothing of: those without a key, if it zeroes exactly the masked keys."""
     builder = context.builder
     condition = condition.refined()
     columns = set(leaves(spec.key_axis))

@@ -56,7 +56,7 @@ class DataLayout:
         return known
 
     def _unpicked(self, indexed: IndexedValue, node: ir.Node) -> IndexedValue | None:
-        """The data, or what it is a view of, if it is taken in its place."""
+        """The data, or the value that it is a view of, if it is taken in its place."""
         data, at = node.inputs[0], tuple(map(position, indexed.axes))
         every = not is_short(indexed, self._reader.facts)
         while data is not None:
@@ -104,7 +104,7 @@ def laid_out(builder: Builder, picked: Element, axes: Sequence[Axis], *, is_long
     Axes of the data that are 1 long may be anywhere between; an axis that the data lacks is 1 long in the result.
 
     Args:
-        builder: Adds what lays it out.
+        builder: The builder of the layout.
         picked: The data, and where it is picked.
         axes: The axes of the result.
         is_long: The source picks an element for every place, and fails where there is none: no size has to tell that.
@@ -138,7 +138,7 @@ def _is_by_place(node: ir.Node) -> bool:
 
 
 def _union(each: Sequence[Axes]) -> Axes:
-    """The axes of what broadcasts several values over each other."""
+    """The axes of a broadcast of several values."""
     rank = max(map(len, each))
     joined: list[Axis] = [()] * rank
     for axes in each:

@@ -73,7 +73,7 @@ def cheapest(operand: tuple[Source, ...], target: Axes) -> Source:
 
 
 def price(operand: tuple[Source, ...], source: Source, target: Axes) -> float:
-    """The price of using `source`: rearranging it, and keeping alive what makes it, unless that is needed anyway."""
+    """The price of using `source`: rearranging it, and keeping its producers alive, unless that is needed anyway."""
     price, furthest = cost(source.indexed, target), operand[-1]
     if source.rotary is not None:
         price += _ROTATE

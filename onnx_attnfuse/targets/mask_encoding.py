@@ -13,7 +13,7 @@ from onnx_attnfuse.targets.padding import is_padding
 
 
 def refuse_scores(spec: AttentionSpec, op: str) -> Reason | None:
-    """Why neither operator can compute what happens to the scores of `spec`, or None."""
+    """Why neither operator can compute the steps of the scores of `spec`, or None."""
     if spec.softcap is not None:
         return Reason("no-softcap", f"{op} cannot cap scores by tanh")
     if spec.causal and (spec.mask or length(spec.axes.i) != length(spec.axes.j)):

@@ -83,7 +83,7 @@ def take_in_norms(node: ir.Node, builder: Builder) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class _Operand:
-    """Queries or keys before their normalization, and what it is."""
+    """Queries or keys before their normalization, and that normalization."""
 
     before: ir.Value
     """(b, s, n·h), or the heads apart."""

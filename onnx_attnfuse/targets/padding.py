@@ -1,4 +1,4 @@
-"""Padding handed over as lengths: which keys are kept, how many, and whether they are what lengths can say.
+"""Padding handed over as lengths: which keys are kept, how many, and whether lengths can express them.
 
 Nothing is assumed of a mask that is data. Nodes emitted here compute at run time whether the padding of a batch is on the right,
 with a key left in every entry (`right_padded`), or whether there is none (`unpadded`).
@@ -48,7 +48,7 @@ def is_padding(predicates: Sequence[Predicate], spec: AttentionSpec) -> bool:
 
 
 def is_given(meaning: Meaning) -> bool:
-    """Whether the padding is what the model is given: of a mask that it computes by itself a caller can say nothing."""
+    """Whether the padding is an input of the model: of a mask that it computes by itself a caller can say nothing."""
     paddings = [item.predicate for item in meaning.predicates if isinstance(item, Padding)]
     return all(any(reads_input(element.value) for element in elements_of(item)) for item in paddings)
 
@@ -64,7 +64,7 @@ class KeyPadding:
     keep: ir.Value
     """Truth values (b, t): the key is seen."""
     clean: ir.Value | None
-    """Truth values that broadcast to (b, t): the mask is what `keep` says; None where that is certain."""
+    """Truth values that broadcast to (b, t): the mask equals `keep`; None where that is certain."""
     of_scores: bool = False
     """The padding was read off the bias of the scores, which must be nothing else then."""
 
@@ -156,7 +156,7 @@ def _counting(builder: Builder, size: Dim) -> ir.Value:
 
 
 class _Emitter:
-    """Truth values over (b, t) from an expression that reads elements at (b, j); None for what it cannot emit."""
+    """Truth values over (b, t) from an expression that reads elements at (b, j); None if it cannot emit that."""
 
     def __init__(self, builder: Builder, axes: Axes4) -> None:
         self._builder, self._axes = builder, axes

@@ -63,7 +63,7 @@ class LinearProjection:
     """One operand: a number times `x · weight + bias`."""
 
     inputs: tuple[Source, ...]
-    """The value that is multiplied, then what it is a view of."""
+    """The value that is multiplied, then the values that it is a view of."""
     weight: IndexedValue
     """A constant over (channels of x, columns), in whichever order it lies."""
     bias: IndexedValue | None

@@ -35,7 +35,7 @@ class OwnProducts:
     frontier: tuple[ir.Value, ...]
     """The input of the products and the weights that they are made of."""
     needless: tuple[ir.Value, ...]
-    """The wide product and what was cut out of it."""
+    """The wide product and its slices."""
 
 
 def own_products(spec: AttentionSpec, builder: Builder, targets: tuple[Axes, Axes, Axes]) -> OwnProducts | None:

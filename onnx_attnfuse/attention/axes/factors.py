@@ -51,7 +51,7 @@ class Factor:
         return self._parts is not None
 
     def leaves(self) -> Iterable[Factor]:
-        """The factor itself, or what it was split into."""
+        """The factor itself, or the factors that it was split into."""
         if self._parts is None:
             yield self
         else:

@@ -44,7 +44,7 @@ def is_view(source: IndexedValue, target: Axes) -> bool:
 
 
 def arrange(builder: Builder, source: IndexedValue, target: Axes) -> ir.Value:
-    """Emits what brings `source` into the layout `target`; a factor that the source lacks is repeated.
+    """Emits the nodes that bring `source` into the layout `target`; a factor that the source lacks is repeated.
 
     Raises:
         Refused: The source runs over a factor that the target has no place for.

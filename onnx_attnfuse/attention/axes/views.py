@@ -236,7 +236,7 @@ _SELECTING: dict[str, _Rule] = {
 
 
 def is_short(indexed: IndexedValue, facts: Facts) -> bool:
-    """Whether an axis of a value may be 1 at run time where what it runs over is longer."""
+    """Whether an axis of a value may be 1 at run time where the others are longer."""
     dims = facts.dims(indexed.value)
     if dims is None or len(dims) != len(indexed.axes):
         return False

@@ -44,7 +44,7 @@ from onnx_attnfuse.reasons import Reason
 
 @dataclasses.dataclass(frozen=True)
 class Parts:
-    """A mask split into what it forbids and what it adds."""
+    """A mask split into masked keys and added numbers."""
 
     allowed: Expression = TRUE
     biases: tuple[Expression, ...] = ()

@@ -38,7 +38,7 @@ _ELEMENTWISE = frozenset(
 _VIEWS = frozenset(
     """Concat ConstantOfShape CumSum Gather GatherElements GatherND Identity Pad Squeeze Tile Transpose Trilu Unsqueeze""".split()
 )
-"""Operators that mean what they mean in certificates."""
+"""Operators with the same meaning as in certificates."""
 _COUNTED = frozenset([ir.DataType.INT64, ir.DataType.INT32])
 
 

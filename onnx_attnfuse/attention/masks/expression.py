@@ -29,7 +29,7 @@ class Index:
 
 @dataclasses.dataclass(frozen=True)
 class Element:
-    """The element of a value at an index, where the value is data: an input, a constant table, or what cannot be read."""
+    """The element of a value at an index, where the value is data: an input, a constant table, or an unread value."""
 
     value: ir.Value
     at: tuple[Expression, ...]

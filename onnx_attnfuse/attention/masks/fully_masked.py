@@ -1,4 +1,4 @@
-"""Rows in which every key is masked: whether there can be any, and what the source makes of them.
+"""Rows in which every key is masked: whether there can be any, and their result in the source.
 
 A key is *masked* if its score is replaced by a large negative number, or has one added. As long as a row has one ordinary key,
 how low the others are does not matter. In a fully masked row it does: softmax sees the numbers themselves. `sees_a_key` says
@@ -96,7 +96,7 @@ class MaskedKey:
 
 @dataclasses.dataclass(frozen=True)
 class MaskedKeys:
-    """Every combination of steps that can mask a key, and what else matters in fully masked rows."""
+    """Every combination of steps that can mask a key, and the other facts about fully masked rows."""
 
     keys: tuple[MaskedKey, ...]
     biased: bool = False
@@ -180,7 +180,7 @@ def masked_keys(mask: Mask, reader: Reader, bounds: Bounds, absorbs: float = ABS
 
 
 def _added_numbers(mask: Mask, reader: Reader, limit: float) -> frozenset[float]:
-    """The numbers from `limit` down that are known to be added to scores, times what later steps multiply by."""
+    """The numbers from `limit` down that are known to be added to scores, times the factor of later steps."""
     sums = [(step, gain) for step, gain in zip(mask, step_gains(mask), strict=True) if isinstance(step, Added)]
     return frozenset(fill for step, gain in sums for fill in split_added(step, gain, reader, limit).fills)
 

@@ -57,7 +57,7 @@ class Bounds:
 
     @property
     def level_rows(self) -> bool:
-        """Whether scores of rows without a key are taken to be so small that what masks them leaves nothing of them."""
+        """Whether scores of rows without a key are taken to be so small that the masking number absorbs them."""
         return "level-rows" in self._facts.assumed.names
 
     def may_mask(self, bias: Expression) -> bool:

@@ -49,7 +49,7 @@ _ATOMS = frozenset(["index", "element", "whole"])
 
 
 def apply(op: str, items: Sequence[Term], dtype: ir.DataType) -> Term:
-    """The result of an element-wise operator on floats; one that is not looked into stays what it is.
+    """The result of an element-wise operator on floats; one that is not looked into stays as it is.
 
     Args:
         op: ONNX operator type.
@@ -140,7 +140,7 @@ def literal(value: float) -> Term:
 
 
 def fits(term: Term, dtype: ir.DataType) -> bool:
-    """Whether index arithmetic stays what it is in an element type, at every index and size."""
+    """Whether index arithmetic stays exact in an element type, at every index and size."""
     if term.op == "ite":
         return all(fits(part, dtype) for part in term.args[1:])
     form = term.args[0] if term.op == "real" else term

@@ -43,7 +43,7 @@ def rounded_before_scaling(mask: Mask, reader: Reader, bounds: Bounds) -> float 
 
 
 def rounded_among(mask: Mask, reader: Reader, bounds: Bounds, absorbs: float) -> float | None:
-    """One of several numbers that a step is known to add, which rounds scores visibly beside what other steps add."""
+    """One of several numbers that a step is known to add, which rounds scores visibly beside the numbers that other steps add."""
     for step, gain in zip(mask, step_gains(mask), strict=True):
         if not isinstance(step, Added):
             continue

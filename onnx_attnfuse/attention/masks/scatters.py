@@ -1,4 +1,4 @@
-"""Where a node that writes into a tensor puts each element of what it writes, as formulas of the element's own index.
+"""Where a node that writes into a tensor puts each element of the updates, as formulas of the element's own index.
 
 The question is the same for ScatterND, ScatterElements and TensorScatter: `result[place(i)] = updates[i]`.
 """

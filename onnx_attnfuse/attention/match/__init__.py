@@ -1,1 +1,1 @@
-"""From a Softmax, or an attention operator, to the `AttentionSpec` of what it means."""
+"""From a Softmax, or an attention operator, to the `AttentionSpec` of its meaning."""

@@ -22,8 +22,8 @@ def read_cache(
     """How keys and values are put together if both are, of as many new positions, and then of as many earlier ones of that type.
 
     Args:
-        key: The keys and what they are views of.
-        value: The values and what they are views of.
+        key: The keys and the values that they are views of.
+        value: The values and those that they are views of.
         query_axis: The positions of the queries; if they are as many as all keys, two streams are joined, as of text and image.
         key_axis: The positions of keys and values.
         channels: The channels of a head of the keys, which may be rotated before they are put to the earlier ones.

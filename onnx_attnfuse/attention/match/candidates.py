@@ -25,7 +25,7 @@ _READING = Subject("reading an attention")
 
 @dataclasses.dataclass(frozen=True)
 class Candidate:
-    """A Softmax, or a node that is an attention by itself, with what it was read as."""
+    """A Softmax, or a node that is an attention by itself, with its reading."""
 
     node: ir.Node
     softmax: Softmax | None

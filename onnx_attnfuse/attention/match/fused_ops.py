@@ -39,7 +39,7 @@ def read_attention(node: ir.Node, facts: Facts) -> AttentionSpec:
     """Reads an ai.onnx Attention node.
 
     Raises:
-        Refused: It uses something that MultiHeadAttention is not asked for yet, so the node stays what it is.
+        Refused: It uses something that MultiHeadAttention is not asked for yet, so the node stays as it is.
     """
     if is_other_attention(node):
         name = f"{node.domain or 'ai.onnx'}.{node.op_type}"

@@ -1,4 +1,4 @@
-"""The nodes of an attention by what they do in it, by the names that a quantiser's list of exclusions asks for."""
+"""The nodes of an attention by their role in it, by the names that a quantiser's list of exclusions asks for."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Rotary position embedding, read by its result, whatever nodes compute it.
 
-    found = read_rotary(indexed, channels, facts)      # the value that is rotated, and by what
+    found = read_rotary(indexed, channels, facts)      # the value that is rotated, and its angles
 
     result[first]  = cos · x[first]  - sin · x[second]
     result[second] = cos · x[second] + sin · x[first]
@@ -127,7 +127,7 @@ def _is_linear(value: ir.Value, inside: set[ir.Value]) -> bool:
 
 
 def _is_repeated(base: IndexedValue, rotary: Rotary, facts: Facts) -> bool:
-    """Whether a table may be longer than what it rotates, which the source then repeats."""
+    """Whether a table may be longer than the rotated value, which the source then repeats."""
     lengths = {axis: dim for dim, axis in zip(facts.dims(base.value) or (), refined(base.axes), strict=False)}
     for table in (rotary.cos, rotary.sin):
         for dim, axis in zip(facts.dims(table.indexed.value) or (), refined(table.indexed.axes), strict=False):

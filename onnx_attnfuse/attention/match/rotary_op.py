@@ -38,7 +38,7 @@ def read_rotary_node(indexed: IndexedValue, channels: Axis, facts: Facts) -> tup
 
 
 def _has_heads(indexed: IndexedValue, channels: Axis, node: ir.Node) -> bool:
-    """Whether the node takes what lies innermost as a head's channels, as the attention does."""
+    """Whether the node takes the innermost axis as a head's channels, as the attention does."""
     own, inner = leaves(indexed.axes[-1]), leaves(channels)
     if len(indexed.axes) == 4:
         return own == inner

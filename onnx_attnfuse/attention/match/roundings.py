@@ -31,7 +31,7 @@ from onnx_attnfuse.graph.uses import viewers
 
 _VIEWS = REARRANGES | REPEATS | SLICES | CASTS
 _MOST_STEPS = 24
-"""Operators between an operand and what it is projected by: longer chains do not occur."""
+"""Operators between an operand and its projection: longer chains do not occur."""
 
 
 def score_roundings(steps: Iterable[Taken[ScoreStep]]) -> Iterator[Rounding]:
@@ -77,13 +77,13 @@ def mask_roundings(steps: Iterable[Taken[ScoreStep]], facts: Facts) -> Iterator[
 
 
 def operand_roundings(place: Place, operand: ir.Value, facts: Facts) -> tuple[Rounding, ...]:
-    """The roundings of an operand up to what computes it, the earliest first; views and factors are gone through."""
+    """The roundings of an operand up to its producer, the earliest first; views and factors are gone through."""
     pairs = (read_pair(node, facts) for node in _above(operand, facts))
     return tuple(reversed([Rounding(place, pair) for pair in pairs if pair is not None]))
 
 
 def factors(operand: ir.Value, facts: Facts) -> Iterator[ir.Node]:
-    """The nodes that multiply or divide an operand by a number, up to what computes it."""
+    """The nodes that multiply or divide an operand by a number, up to its producer."""
     return (node for node in _above(operand, facts) if is_standard(node, "Mul", "Div"))
 
 

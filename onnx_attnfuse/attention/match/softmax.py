@@ -25,7 +25,7 @@ class Softmax:
     sink: ir.Value | None = None
     """One more score in each row, whose weight is dropped."""
     is_gated: bool = False
-    """The weights are multiplied by what a sink leaves of them, so that a row of -inf is NaN."""
+    """The weights are multiplied by the share that a sink leaves, so that a row of -inf is NaN."""
 
 
 def find_softmax(node: ir.Node, facts: Facts, opset: int) -> Softmax | None:

@@ -1,4 +1,4 @@
-"""A whole attention read around its Softmax: both products, everything between them, and what it all means."""
+"""A whole attention read around its Softmax: both products, everything between them, and their meaning."""
 
 from __future__ import annotations
 
@@ -284,7 +284,7 @@ def _row_rules(weights: WeightPath, key_axis: Axis, reader: Reader, mask: Mask) 
 def _low_rule(
     largest: IndexedValue, bound: float, taken: Taken[WeightStep], key_axis: Axis, reader: Reader, mask: Mask
 ) -> RowRule:
-    """The rule for rows whose largest score is low: rows without a key, if what masks keys is all as low and nothing else is."""
+    """The rule for rows whose largest score is low: rows without a key, if all masking numbers are as low and nothing else is."""
     others = {leaf for axis in taken.axes for leaf in leaves(axis)} - set(leaves(key_axis))
     keys = masked_keys(mask, reader, Bounds(reader.facts)).keys
     lowest = [key for key in keys if key.high != -math.inf]

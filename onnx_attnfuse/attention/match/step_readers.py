@@ -16,12 +16,12 @@ from onnx_attnfuse.graph.ops import read_as
 ScoreReader: TypeAlias = Callable[[ir.Node, Facts], Sequence[ScoreStep]]
 """Says how a node changes the scores; several answers if either input may carry them, none if it cannot be read."""
 WeightReader: TypeAlias = Callable[[ir.Node, ir.Value, Facts], "WeightStep | None"]
-"""Says what a consumer of the attention weights does to them."""
+"""Reads the effect of a consumer of the attention weights."""
 
 
 @dataclasses.dataclass(frozen=True)
 class ScoreStepReader:
-    """A reader of what operators do to attention scores."""
+    """A reader of the effect of operators on attention scores."""
 
     name: str
     domain: str
@@ -33,7 +33,7 @@ class ScoreStepReader:
 
 @dataclasses.dataclass(frozen=True)
 class WeightStepReader:
-    """A reader of what operators do to attention weights."""
+    """A reader of the effect of operators on attention weights."""
 
     name: str
     domain: str
@@ -66,12 +66,12 @@ class Readers:
         return Readers(_by_operator(scores), _by_operator(weights))
 
     def score(self, node: ir.Node) -> ScoreReader | None:
-        """The reader of what this node does to scores, if there is one."""
+        """The reader of this node's effect on scores, if there is one."""
         found = self.scores.get(read_as(node))
         return None if found is None else found.read
 
     def weight(self, node: ir.Node) -> WeightReader | None:
-        """The reader of what this node does to weights, if there is one."""
+        """The reader of this node's effect on weights, if there is one."""
         found = self.weights.get(read_as(node))
         return None if found is None else found.read
 

@@ -193,7 +193,7 @@ def apply_enabling(
         rules: The rules, in order.
         graph: The graph.
         provider: Rules that do not pay there are left out.
-        replaced: Takes up the results that were replaced, with what by.
+        replaced: Takes up the results that were replaced, with their replacements.
     """
     done: Counter[str] = Counter()
     for rule in rules:

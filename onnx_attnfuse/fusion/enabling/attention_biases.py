@@ -127,7 +127,7 @@ _Emptied = tuple[ir.Value, ir.Value]
 
 
 def _query(found: _Biased, emptied: _Emptied | None, builder: Builder) -> tuple[ir.Value, tuple[ir.Value, ...]]:
-    """The queries with their bias, and what they are computed from."""
+    """The queries with their bias, and their operands."""
     bias, dtype = found.biases[0], builder.facts.dtype(found.query)
     rows = found.query if emptied is None else emptied[1]
     biased = builder.elementwise("Add", [rows, builder.constant(bias)], dtype) if bias.any() else rows
@@ -150,7 +150,7 @@ def _emptied(found: _Biased, facts: Facts) -> _Emptied | None:
 
 
 def _full(test: ir.Value, like: ir.Value, builder: Builder) -> ir.Value:
-    """A condition as large as what it chooses from; one for all attentions of that size."""
+    """A condition as large as its alternatives; one for all attentions of that size."""
     dims, known = builder.facts.dims(like), builder.facts.dims(test)
     assert dims is not None
     assert known is not None

@@ -2,7 +2,7 @@
 
     tokens, one for each of their experts ── W1 [+ b1] ── g · sigmoid(alpha · g) · (l + beta) ── W2 [+ b2]
 
-W1 and W2 are (experts, out, in) or transposed. What W1 gives is all of g and then all of l, or both in turn, and may be held
+W1 and W2 are (experts, out, in) or transposed. The result of W1 is all of g and then all of l, or both in turn, and may be held
 below a limit, l above its negative too.
 """
 

@@ -8,7 +8,7 @@ tokens too, and reads a matrix once. It chooses by the largest numbers of a row 
 experts that the source chose, and the lowest number for all others, so that ties and roundings choose as they do in the source.
 
 Where weights are not those of a softmax, or experts are chosen in another way, each copy of a token is a token of its own with
-one expert, and what weighs and adds them stays as it is.
+one expert, and the weighted sum stays as it is.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _SINCE = 11
 
 
 def as_experts(node: ir.Node, builder: Builder) -> EnablingChange | None:
-    """MoE in the place of what ends in the sum over the experts of each token, where a softmax made their weights."""
+    """MoE in place of the nodes up to the sum over the experts of each token, where a softmax made their weights."""
     found = _read(node, builder.facts) if builder.opset >= _SINCE else None
     if found is None:
         return None

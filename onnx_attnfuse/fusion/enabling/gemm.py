@@ -1,6 +1,6 @@
 """Gemm with a bias between two Reshapes, as a MatMul and a sum.
 
-On a GPU, Gemm first writes its bias to every row and then reads it back. As a sum it goes into what follows: the attention, an
+On a GPU, Gemm first writes its bias to every row and then reads it back. A sum goes into the next operator: the attention, an
 activation, or the next normalization.
 """
 

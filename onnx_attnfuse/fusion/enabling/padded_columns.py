@@ -2,7 +2,7 @@
 
 Kernels for tensor cores read and write 16 bytes at a time. Where the rows of a weight and of the result are no multiple of that,
 as with the 50257 tokens of GPT-2, a slower kernel runs. Each column of a product is computed by itself, so those that are left
-after the cut are what they were.
+after the cut are unchanged.
 
 The sliced axis is as long as all tokens together. ONNX Runtime's Slice ends in an error of CUDA from 2^31 numbers on, where the
 product itself does not; UnfoldTensor of com.microsoft cuts at any size, in three times the time of a Slice. So it is taken where

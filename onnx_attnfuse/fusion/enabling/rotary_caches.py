@@ -1,4 +1,4 @@
-"""Caches of RotaryEmbedding widened to the batch, where ONNX Runtime refuses what exporters write and the standard allows.
+"""Caches of RotaryEmbedding widened to the batch, where ONNX Runtime refuses a form that exporters write and the standard allows.
 
 Exporters leave the batch of the caches at 1, as in torch; the kernels want a cache for every entry.
 """

@@ -2,7 +2,7 @@
 
     RestorePadding ─ RotaryEmbedding(positions (b, s))     RotaryEmbedding(positions of the rows) ─ RestorePadding
 
-A rotation leaves 0 as it is, and 0 is what RestorePadding has elsewhere. The operator takes no more tokens than its tables have
+A rotation leaves 0 as it is, and RestorePadding has 0 elsewhere. The operator takes no more tokens than its tables have
 rows, so that the rows are handed over in parts of that length, as entries.
 """
 

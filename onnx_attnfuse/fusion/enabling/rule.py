@@ -14,7 +14,7 @@ from onnx_attnfuse.kernels.execution_provider import Paying
 
 @dataclasses.dataclass(frozen=True)
 class EnablingChange:
-    """New values in the place of old ones, and what both are computed from."""
+    """New values in the place of old ones, and the operands of both."""
 
     results: tuple[tuple[ir.Value, ir.Value], ...]
     """Old and new."""
@@ -36,10 +36,10 @@ class EnablingRule:
     ops: frozenset[str]
     """The types of the nodes that it starts from."""
     change: Callable[[ir.Node, Builder], EnablingChange | None]
-    """Builds what takes the place of a node's result, beside it; None where there is nothing to do."""
+    """Builds the replacement of a node's result, beside it; None where there is nothing to do."""
     pays: Paying | None
     """The name by which records of execution providers say that it pays there; None: it is for what reads the graph, on each."""
     since: tuple[int, int] = (0, 0)
-    """The version of ONNX Runtime from which on there is what it writes."""
+    """The version of ONNX Runtime from which on its operators exist."""
     with_cache: bool = True
     """Whether it pays where an attention has a cache too, so that a run may see one position."""

@@ -69,7 +69,7 @@ def _is_replaced(rotation: _Rotation, name: str, graph: GraphContext) -> bool:
 
 
 def _emit(rotation: _Rotation, builder: Builder) -> tuple[ir.Value, ir.Value]:
-    """Builds RotaryEmbedding beside the nodes of a rotation; returns its result and what that is computed from.
+    """Builds RotaryEmbedding beside the nodes of a rotation; returns its result and its operand.
 
     Raises:
         Refused: The operator cannot rotate it.

@@ -96,7 +96,7 @@ class _RegionBuilder:
         return self._pad_unpad.pad(self._packed[value], value, marks)
 
     def _forget_trials(self, nodes: int, constants: int) -> None:
-        """Removes what was built for the judge, that is all but so many nodes and constants; their names are free again."""
+        """Removes the nodes built for verification, that is all but so many nodes and constants; their names are free again."""
         builder = self._builder
         trials = builder.added[nodes:]
         take_back(trials, builder.constants[constants:])

@@ -150,7 +150,7 @@ def own_nodes(site: Site, inner: Collection[ir.Value] = ()) -> list[ir.Node]:
         inner: Values that are computed on packed tokens only.
 
     Raises:
-        Refused: Something that is no part of the attention computes with its operands too, or what it reads besides is packed.
+        Refused: Something that is no part of the attention computes with its operands too, or another input is packed.
     """
     given = {source.indexed.value for source in site.chosen}
     own: dict[ir.Value, ir.Node] = {}

@@ -34,7 +34,7 @@ def takes_all(fuser: SiteFuser, candidates: Sequence[Candidate], plan_context: P
 def pack(
     fuser: SiteFuser, candidates: Sequence[Candidate], plan_context: PlanContext, room: int | None = None
 ) -> tuple[list[SiteReport], list[str]]:
-    """Packs what can be packed of one graph; returns a report on each candidate, and a line on each group.
+    """Packs the attentions of one graph; returns a report on each candidate, and a line on each group.
 
     Attentions in a branch are not packed: they may be the usual forms beside packed ones.
 
@@ -88,6 +88,6 @@ def pack(
 
 
 def _draw(fuser: SiteFuser, candidate: Candidate, attended: PackedResult | None) -> None:
-    """Draws what was packed; nothing where nothing was."""
+    """Draws the packed attentions, if any."""
     if attended is not None:
         fuser.album.packed(candidate.node, attended.node, attended.value, fuser.graph.scope)

@@ -53,7 +53,7 @@ class Packer(abc.ABC):
     """Packs one graph."""
 
     takes_rotated = False
-    """Whether what rotates queries and keys may belong to the attention."""
+    """Whether rotations of queries and keys may belong to the attention."""
 
     def __init__(self, graph: GraphContext, context: BuildContext, plan_context: PlanContext, *, room: int | None = None) -> None:
         """Sets it up; `room`: how many rows there are where that is fixed."""
@@ -62,7 +62,7 @@ class Packer(abc.ABC):
         self._plan_context = plan_context
         self._room = room
         self.reasons: dict[int, Reason] = {}
-        """Why attentions are not packed, by identity of what they mean."""
+        """Why attentions are not packed, by identity of their meaning."""
 
     @abc.abstractmethod
     def refuse(self, spec: AttentionSpec, meaning: Meaning) -> Reason | None:
@@ -79,7 +79,7 @@ class Packer(abc.ABC):
     def build_region(
         self, wanted: Sequence[tuple[AttentionSpec, Meaning]], attentions: Sequence[ir.Node]
     ) -> Iterator[PackedRegion]:
-        """Builds what can be packed beside the graph, one after the other: each is to be connected before the next.
+        """Builds the packed region beside the graph, one after the other: each is to be connected before the next.
 
         Args:
             wanted: The attentions that were understood.
@@ -145,7 +145,7 @@ class Packer(abc.ABC):
         return self._grown(sites, tokens)
 
     def connect(self, packed_region: PackedRegion) -> None:
-        """Puts packed values in the place of the old ones and removes what became needless."""
+        """Puts packed values in the place of the old ones and removes unused nodes."""
         builder = self._context.builder
         self._answer(packed_region.region)
         for old, new in packed_region.restored.items():
@@ -184,7 +184,7 @@ class OperatorPacker(Packer):
         if self._room is not None and padding.of_scores:
             raise Refused("padding-unread", "padding cannot be read from a mask that is added to the scores as it is")
         if self._room is not None and "padded-rows-unused" not in self._plan_context.taken.names:
-            raise Refused("not-assumed", "rows of padding are not what they were, which padded-rows-unused would allow")
+            raise Refused("not-assumed", "rows of padding change, which padded-rows-unused would allow")
         form = OperatorForm(region.tokens, self._context, padding, self._room)
         form.changes_padding = reached.output is not None
         return form
@@ -217,7 +217,7 @@ def _padding_key(padding: KeyPadding, meaning: Meaning) -> object:
 
 def _check_padding(padding: KeyPadding, meaning: Meaning) -> None:
     if meaning.biases and padding.of_scores:
-        raise Refused("padding-unread", "padding cannot be separated from what else is added to the scores")
+        raise Refused("padding-unread", "padding cannot be separated from other summands of the scores")
 
 
 def _inner(region: Region) -> Iterable[ir.Value]:

@@ -1,7 +1,7 @@
 """Where rows of padding, which are 0 once padding was restored, reach: other tokens, outputs, or nothing.
 
 Tokens may be computed one by one, chosen by their first position, multiplied by their mask, be keys under the mask of another
-attention, or be pooled. What mixes them and gives tokens again, as a convolution does, gives other numbers beside padding than
+attention, or be pooled. An operator that mixes them and gives tokens again, as a convolution does, differs beside padding from
 the source, and is refused.
 """
 
@@ -53,7 +53,7 @@ class Reached:
 
 
 def read_padding_rows(region: Region, around: Around, masked_rows: MaskedRows | None = None) -> Reached:
-    """Looks at what reads the restored values.
+    """Checks the readers of the restored values.
 
     Args:
         region: The packed region.

@@ -1,8 +1,8 @@
 """The region that can be computed on packed tokens around some attentions: where padding is removed, restored, and all between.
 
-`grow` walks upwards from the operands of every attention. What computes each token by itself and hangs on an attention has to be
-in the region, else padding would be restored and removed again; of what comes before, the fewest values are sought through which
-all of it passes, and padding is removed there; of what comes after, the same for restoring.
+`grow` walks upwards from the operands of every attention. Tokenwise operators next to an attention have to be
+in the region, else padding would be restored and removed again; of the nodes before, the fewest values are sought through which
+all of it passes, and padding is removed there; of the nodes after, the same for restoring.
 """
 
 from __future__ import annotations
@@ -320,7 +320,7 @@ class _Growing:
 
 
 def anchor(item: Item) -> ir.Node:
-    """The node of the source that gives what an item gives."""
+    """The node of the source with the result of an item."""
     if isinstance(item, Step):
         return item.node
     return producer_of(item.result.value)

@@ -17,7 +17,7 @@ from onnx_attnfuse.graph.uses import producer_of
 from onnx_attnfuse.reasons import Reason
 
 Build = Callable[[Builder, Mapping[int, ir.Value]], Sequence[ir.Value]]
-"""Given what takes the place of each input that consists of tokens, the node's outputs for these."""
+"""Given the replacement of each input that consists of tokens, the node's outputs for these."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

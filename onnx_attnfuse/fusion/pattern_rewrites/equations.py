@@ -1,4 +1,4 @@
-"""Equations of patterns: formulas found in the graph, and replaced by what they mean."""
+"""Equations of patterns: formulas found in the graph, and replaced by their meaning."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def find_formulas(rewriter: PatternRewriter, trace: Trace | None = None) -> list
 
 
 def write_formulas(rewriter: PatternRewriter, trace: Trace | None = None) -> None:
-    """Writes what formulas mean in their place; notes what patterns refuse or merely name."""
+    """Replaces formulas by their meaning; notes what patterns refuse or merely name."""
     for match in find_formulas(rewriter, trace):
         pattern, softmaxes = match.variant.pattern, match.state.softmaxes
         end = producer_of(match.root.value)
@@ -74,7 +74,7 @@ def _meant(match: Match, rewriter: PatternRewriter) -> NewNodes:
 
 
 def _outside(match: Match) -> Iterator[Refused]:
-    """Inner values that are used elsewhere, so that what computes them would stay."""
+    """Inner values that are used elsewhere, so that their producers would stay."""
     inside = set(match.state.nodes)
     for node in match.state.nodes:
         for value in node.outputs:

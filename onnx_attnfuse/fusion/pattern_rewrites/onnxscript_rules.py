@@ -35,7 +35,7 @@ def apply_rules(rewriter: PatternRewriter) -> int:
 
 
 def _visit(which: str, rewriter: PatternRewriter) -> None:
-    """Calls what rules want to be called before or after a graph."""
+    """Calls the functions that rules want before or after a graph."""
     for made in rewriter.catalogue.rules:
         for visit in (getattr(rule, which) for rule in made.rules):
             with contained(rewriter.catalogue.subject(made.name)):
@@ -44,7 +44,7 @@ def _visit(which: str, rewriter: PatternRewriter) -> None:
 
 
 def _applied(rule: Any, made: GraphRule, node: ir.Node, rewriter: PatternRewriter) -> bool:
-    """Applies a rule at a node, if it matches there and what it gives is equal."""
+    """Applies a rule at a node, if it matches there and its result is equal."""
     graph, model = rewriter.graph.scope.graph, rewriter.graph.model
     imports = [(owner, dict(owner.opset_imports)) for owner in (graph, model.graph)]
     with rewriter.graph.rewrite(node, rewriter.catalogue.subject(made.name)) as edit:
@@ -68,7 +68,7 @@ def _applied(rule: Any, made: GraphRule, node: ir.Node, rewriter: PatternRewrite
 
 
 def _built(delta: Any, made: GraphRule, node: ir.Node, context: GraphContext, edit: Edit) -> list[tuple[ir.Value, ir.Value]]:
-    """Builds what a rule gives beside the old nodes and has it verified; returns old values and new ones.
+    """Builds a rule's nodes beside the old ones and has it verified; returns old values and new ones.
 
     Raises:
         Refused: It differs, could not be shown equal, or cannot be used here.

@@ -48,7 +48,7 @@ class UndoableRewrite:
     """The new ones."""
     removed: Detached
     judged: bool
-    """Whether it was held against what stood there."""
+    """Whether it was compared with the old nodes."""
     verified: Verified | None = None
     """The verdict on that; None where verification is off."""
 
@@ -122,18 +122,18 @@ class PatternRewriter:
         return False
 
     def _is_needless(self, before: Sequence[str | None], softmaxes: Sequence[ir.Node]) -> bool:
-        """Whether what stood there can be fused as it was, and masks are no simpler now."""
+        """Whether the old nodes can be fused as they were, and masks are no simpler now."""
         if None in before:
             return False
         after = [self.kind_of(node) for node in softmaxes]
         return len(after) > len(before) or None in after or Counter(before) == Counter(after)
 
     def finish(self, sites: Iterable[SiteReport], replaced: Mapping[ir.Value, ir.Value]) -> list[SiteReport]:
-        """Puts back what led nowhere, and reports the sites by the names that they had.
+        """Puts back rewrites that led nowhere, and reports the sites by the names that they had.
 
         Args:
             sites: The reports, in which places have the names of the new nodes.
-            replaced: Values that the fused operators replaced, with what by.
+            replaced: Values that the fused operators replaced, with their replacements.
         """
         back = dict(replaced)
         undone: set[str] = set()

@@ -225,7 +225,7 @@ _MOST_WEIGHTS = 1 << 33
 
 @dataclasses.dataclass(frozen=True)
 class Calibration:
-    """Scales by the names of the inputs that the cache comes in, each (1, m, 1, h) float32, and what they are from."""
+    """Scales by the names of the inputs that the cache comes in, each (1, m, 1, h) float32, and their source."""
 
     scales: Scales
     source: str

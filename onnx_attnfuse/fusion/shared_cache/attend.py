@@ -96,7 +96,7 @@ def attend(
 
 
 def give_out(attended: Attended, context: BuildContext) -> None:
-    """Gives out the buffer once no attention of the source reads what it put together.
+    """Gives out the buffer once no attention of the source reads its concatenation.
 
     Raises:
         Refused: It is used elsewhere too.

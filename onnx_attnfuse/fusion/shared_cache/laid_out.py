@@ -2,7 +2,7 @@
 
     past (b, t, n, h) ── Concat ── present (b, t, n, h)        as      past (b, n, t, h) ── Concat ── present (b, n, t, h)
 
-Keys and values may also be parts of one input, `(2, b, n, t, h)`, and of one output. What a buffer is called by is another
+Keys and values may also be parts of one input, `(2, b, n, t, h)`, and of one output. A shared buffer has another
 interface in any case, so each of them becomes an input and an output of its own. A mask `(b, 1, 1, t)` becomes `(b, t)`.
 
 buffer (b, t, n, h) ── Scatter ── buffer (b, t, n, h)      as      buffer (b, n, t, h) ── Transpose ── Scatter ── Transpose
@@ -267,7 +267,7 @@ def turn(graph: ir.Graph, builder: Builder, turned: Sequence[Buffer]) -> None:
 
 
 def new_input(builder: Builder, given: ir.Value, dims: Sequence[Dim]) -> ir.Value:
-    """An input with what another holds, of which sizes are asked from now on; whoever asks for it puts it into the graph."""
+    """An input with the contents of another, of which sizes are asked from now on; whoever asks for it puts it into the graph."""
     facts = builder.facts
     noted = dict(zip(facts.dims(given) or (), given.shape or (), strict=False))
     shape = ir.Shape([dim if isinstance(dim, int) else noted.get(dim, str(dim)) for dim in dims])

@@ -30,7 +30,7 @@ class Merged:
 
 
 def with_past(model: ir.Model) -> tuple[ir.Model, Merged] | None:
-    """A model with the decoder that has a past alone, and what it is of; None if the model is not two decoders merged.
+    """A model with the decoder that has a past alone, and its source; None if the model is not two decoders merged.
 
     Merged is what consists of one `If` over an input, of which one branch reads all that the other does and more: a past.
     The model given is not changed.
@@ -110,7 +110,7 @@ def _name_lengths_of_masks(graph: ir.Graph) -> None:
 
 
 def _drop_unread(graph: ir.Graph, flag: ir.Value) -> None:
-    """Takes away what only the other branch and the condition needed."""
+    """Removes nodes that only the other branch and the condition needed."""
     for node in reversed(list(graph)):
         if not any(value.uses() or value.is_graph_output() for value in node.outputs) and not subgraphs(node):
             graph.remove(node, safe=True)

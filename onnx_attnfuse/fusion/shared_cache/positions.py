@@ -64,7 +64,7 @@ class _Firsts:
         self._known: dict[ir.Value | None, int | None] = {None: None}
 
     def of(self, value: ir.Value | None) -> int | None:
-        """The number of a value; None: it may be anything, as a clipped position, a distance, or what a table has for one."""
+        """The number of a value; None: it may be anything, as a clipped position, a distance, or a table's entry for one."""
         if value not in self._known:
             assert value is not None
             self._known[value] = self._read(value, value.producer())

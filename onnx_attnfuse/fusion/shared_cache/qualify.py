@@ -26,7 +26,7 @@ from onnx_attnfuse.targets import group_query_attention as target
 from onnx_attnfuse.targets.base import BuildContext
 
 _SAME = CASTS | RESHAPES
-"""Operators that leave elements in their order, whole numbers and truth values what they are."""
+"""Operators that leave elements in their order, and whole numbers and truth values unchanged."""
 
 
 @dataclasses.dataclass(frozen=True)

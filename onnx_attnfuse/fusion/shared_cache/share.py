@@ -173,7 +173,7 @@ class _Sharing:
         """Both together are not shown to be right."""
         since = supported(target.INFO.key, provider).reads_without_new_keys_from
         self._may_follow = since is not None and (runtime is None or runtime >= since)
-        """Whether an attention may read what an earlier one appended."""
+        """Whether an attention may read values appended by an earlier one."""
         self._found: dict[ir.Node, SiteReport] = {}
         self.reasons: dict[ir.Node, Reason] = {}
 
@@ -213,7 +213,7 @@ class _Sharing:
         return site
 
     def _check_assumed(self, sites: Sequence[CachedSite]) -> None:
-        """Checks that what a buffer of real tokens takes for granted may be.
+        """Checks the assumptions of a buffer of real tokens.
 
         Raises:
             Refused: A caller has taken it back.

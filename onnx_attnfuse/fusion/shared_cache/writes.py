@@ -71,7 +71,7 @@ def read_write(node: ir.Node, reader: Reader) -> Write | str:
     if node.op_type == "TensorScatter":
         new = None if node.inputs[1] is None else reader.facts.dims(node.inputs[1])
     if buffer is None or new is None or len(buffer) != len(new):
-        return "it is not known what part of the buffer is written"
+        return "the written part of the buffer is unknown"
     if attribute(node, "reduction", "none") != "none" or attribute(node, "mode", "linear") != "linear":
         return "new entries are combined with those that are there, or go round"
     where = [constant(0) if dim == 1 else index(Factor(dim)) for dim in new]
