@@ -47,7 +47,7 @@ ModelFile = str | os.PathLike[str]
 
 @dataclasses.dataclass(frozen=True)
 class Judged:
-    """One claim with what came of it."""
+    """One claim with its result."""
 
     name: str
     before: str
@@ -81,7 +81,7 @@ class Certificate:
     sizes: Mapping[str, str]
     """Sizes that are the same because operators of the model before take equal ones."""
     problems: tuple[str, ...] = ()
-    """In what the interfaces of the models differ."""
+    """The differences of the models' interfaces."""
     files: Mapping[str, str] = dataclasses.field(default_factory=dict[str, str])
     """SHA-256 of the files, if they are files."""
 
@@ -174,7 +174,7 @@ class _Asking:
 
 
 class _Recorded:
-    """A judge that believes what a file has, all of which is decided afterwards."""
+    """A judge that believes the obligations of a file, all of which are decided afterwards."""
 
     def __init__(self, texts: Iterable[str]) -> None:
         self._texts = set(texts)
@@ -209,7 +209,7 @@ def certify(
     solver: SolverName = "z3",
     report: Callable[[Proof], None] = _nothing,
 ) -> Certificate:
-    """Proves what can be proved of two models.
+    """Proves the equality of two models as far as possible.
 
     Args:
         before: The reference.

@@ -65,7 +65,7 @@ class Piece:
 
     @property
     def boundary(self) -> Mapping[str, str]:
-        """Names of the values at which execution ended, by what they are called in obligations."""
+        """Names of the values at which execution ended, by their names in obligations."""
         ended = {**self.after.read, **self.before.read}
         return {name: value.name or "" for name, value in sorted(ended.items(), key=lambda item: int(item[0][1:]))}
 

@@ -107,7 +107,7 @@ def replaced(term: Term, places: dict[Term, Term]) -> Term:
 
 
 def weighed(body: Term, bound: Term) -> tuple[Term, Term] | None:
-    """A softmax at an index, and what it is multiplied by; None if the summand is no such product."""
+    """A softmax at an index, and its factor; None if the summand is no such product."""
     found = [item for item in outermost(body) if item.op == "softmax" and item.args[2] is bound]
     if len(found) != 1 or not _is_linear(body, found[0]):
         return None

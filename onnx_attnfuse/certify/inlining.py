@@ -57,7 +57,7 @@ def _interface(model: ir.Model) -> list[str | None]:
 
 
 def _is_unique(graph: ir.Graph) -> bool:
-    """Whether no two values have one name: a function that hands on what it is given names that anew."""
+    """Whether no two values have one name: a function that returns its input renames it."""
     given = {value.name for value in (*graph.inputs, *graph.initializers.values())}
     names = [value.name for node in graph for value in node.outputs if value.name]
     return len(names) == len(set(names)) and given.isdisjoint(names)

@@ -47,7 +47,7 @@ class Proof(threading.local):
         self.held: list[Term] = []
         """The terms made since `forget`, so that none is made twice for one proof."""
         self.computed: dict[tuple[object, ...], Term] = {}
-        """Sums and products since `forget`, by what they are of."""
+        """Sums and products since `forget`, by their operands."""
         self.noted: dict[Term, None] = {}
         """The integers that were taken to be at least 0."""
         self.names: dict[Term, Term] = {}

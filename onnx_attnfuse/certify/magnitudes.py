@@ -1,4 +1,4 @@
-"""How large numbers are: beside a number that masks, ordinary ones leave nothing in floats, and what may mask is left in."""
+"""How large numbers are: beside a number that masks, ordinary ones leave nothing in floats, and possible masks are left in."""
 
 from __future__ import annotations
 

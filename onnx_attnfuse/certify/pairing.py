@@ -200,7 +200,7 @@ class Side:
         return (self.identity_of(value) for value in graph.outputs)
 
     def default(self, value: ir.Value) -> str:
-        """A digest of what an input is where a caller does not give it; empty if it has to be given."""
+        """A digest of an input's default; empty if it has to be given."""
         tensor = value.const_value if value.is_graph_input() else None
         return "" if tensor is None else _digest(tensor.dtype, tuple(tensor.shape.numpy()), tensor.tobytes())
 
@@ -267,7 +267,7 @@ class Pair:
             self.by_identity.setdefault(identity, value)
 
     def sites(self, claim: Claim) -> tuple[str, ...]:
-        """The names of all values that a claim may be about: its own in its function, and those of what its node runs."""
+        """The names of all values that a claim may be about: its own in its function, and those of its node's graphs."""
         node = claim.before.producer()
         inside = [] if node is None else [item for item in run_by(self.before.model, node) if item is not node]
         return (claim.name, origin(claim.before), *(value.name or "" for item in inside for value in item.outputs))

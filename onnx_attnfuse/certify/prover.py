@@ -94,7 +94,7 @@ class Prover:
     _done: dict[tuple[Term, Term, Facts], bool] = dataclasses.field(default_factory=dict[tuple[Term, Term, Facts], bool])
 
     def valid(self, goal: Term, facts: Facts, what: str = "") -> bool:
-        """Whether a truth value holds wherever the facts do; noted as open where `what` says what it is for."""
+        """Whether a truth value holds wherever the facts do; noted as open for the purpose `what`."""
         if goal is TRUE or FALSE in facts:
             return True
         given = instances((*self.existing, *facts) if goal is FALSE else facts, goal)
@@ -326,7 +326,7 @@ class Prover:
         return all(self.equal(shift, shifts[0], facts) for shift in shifts)
 
     def _equal_but_for_a_shift(self, row: _Row, one: Term, other: Term, facts: Facts, what: str, splits: int) -> bool:
-        """Whether two scores are equal in one case, but for what all keys of the row share; that is noted."""
+        """Whether two scores are equal in one case, but for a term common to all keys of the row; that is noted."""
         kept = one, other
         if row.key in free(one) & free(other):
             kept = without_row(row.key, one), without_row(row.key, other)

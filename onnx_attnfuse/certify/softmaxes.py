@@ -160,7 +160,7 @@ def _over_exponentials(atoms: tuple[Term, ...], *, is_finite: bool) -> tuple[Ter
 
 
 def _summed(term: Term) -> tuple[Term, tuple[Term, ...]] | None:
-    """A sum of exponentials, and of what else there is an exponential beside it: of a sink; None if there is more."""
+    """A sum of exponentials, and of another exponential beside it: of a sink; None if there is more."""
     sums, sinks = list[Term](), list[Term]()
     for atoms, factor in polynomial(term).items():
         if not atoms and factor == 1:

@@ -17,7 +17,7 @@ STEPS: Mapping[SolverName, int] = {"z3": 3_000_000, "cvc5": 300_000}
 
 @dataclasses.dataclass(eq=False)
 class Solver:
-    """A solver with what it answered before, by text."""
+    """A solver with its earlier answers, by text."""
 
     name: SolverName = "z3"
     steps: int | None = None

@@ -68,7 +68,7 @@ def _groups(bound: Term, parts: Polynomial) -> list[Polynomial]:
 
 
 def _is_shared(atoms: tuple[Term, ...], bound: Term) -> bool:
-    """Whether a product is the weight of a key, times what does not depend on the key."""
+    """Whether a product is the weight of a key, times a factor that does not depend on the key."""
     inside = [atom for atom in atoms if bound in free(atom)]
     return len(inside) == 1 and _is_weight_of_key(inside[0], bound)
 

@@ -28,7 +28,7 @@ WEIGHT = "w"
 
 
 def number(value: float | Number, sort: Sort = "Int") -> Term:
-    """A constant; a float is exactly what it is."""
+    """A constant; a float is exact."""
     return make("const", sort, (), int(value) if sort == "Int" else Fraction(value))
 
 

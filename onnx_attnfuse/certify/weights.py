@@ -118,7 +118,7 @@ def _inner(term: Term) -> int:
 
 
 class _Computed:
-    """Terms as numbers; with `sizes` the sizes of all summands are added, to tell what rounding may leave."""
+    """Terms as numbers; with `sizes` the sizes of all summands are added, to bound the rounding error."""
 
     def __init__(self, weights: Weights, *, sizes: bool = False) -> None:
         self._weights, self._size = weights, np.abs if sizes else np.positive

@@ -90,7 +90,7 @@ class _Given:
 
 
 def _pieces(pair: Pair, claim: Claim, found: Piece) -> list[tuple[onnx.ModelProto, Sequence[ir.Value]]]:
-    """Both pieces with what they are given. What one of them is given, the other does not compute: it would be another array."""
+    """Both pieces with their inputs. An input of one is not computed by the other: it would be another array."""
     sides, given = ((pair.before, claim.before), (pair.after, claim.after)), set[str]()
 
     def ends(side: Side) -> Callable[[ir.Value], bool]:
@@ -258,7 +258,7 @@ def refute(pair: Pair, proof: Proof, solver: Solver | None = None, seconds: floa
 
 
 def captured(node: ir.Node) -> Iterator[ir.Value]:
-    """The values that a node reads: its inputs, and what its branches and bodies read from around them."""
+    """The values that a node reads: its inputs, and the outer values that its branches and bodies read."""
     yield from (value for value in node.inputs if value is not None)
     for graph in subgraphs(node):
         inside = {*graph.inputs, *(output for inner in all_nodes(graph) for output in inner.outputs)}

@@ -1,1 +1,1 @@
-"""The graph and what can be known of it: loading, saving, sizes, shapes, contents, and adding and removing nodes."""
+"""The graph and facts about it: loading, saving, sizes, shapes, contents, and adding and removing nodes."""

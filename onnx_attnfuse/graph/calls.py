@@ -1,4 +1,4 @@
-"""Shapes and types of what calls of model-local functions return, as exporters often note none.
+"""Shapes and types of the results of calls of model-local functions, as exporters often note none.
 
 calls = Calls(model.functions, assumed)
 calls.results(node, facts)  # [((batch, seq, 768), FLOAT)]
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 _DEEPEST = 32
-"""Calls inside of calls that are read; of what lies deeper nothing is known."""
+"""Calls inside of calls that are read; deeper ones are unknown."""
 
 
 class Calls:

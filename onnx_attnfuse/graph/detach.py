@@ -27,9 +27,9 @@ class Detached:
 
 
 def detach(values: Iterable[ir.Value]) -> Detached:
-    """Takes out the producers of `values` where nothing uses them, then what only they used.
+    """Takes out the producers of `values` where nothing uses them, then nodes that only they used.
 
-    Initializers stay, and so does what holds a graph of its own.
+    Initializers stay, and so do nodes with a graph of their own.
     """
     found: list[tuple[ir.Node, tuple[ir.Value | None, ...]]] = []
     stack = list(values)

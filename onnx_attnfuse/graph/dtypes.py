@@ -1,4 +1,4 @@
-"""Element types by what they hold."""
+"""Element types by the numbers they hold."""
 
 from __future__ import annotations
 

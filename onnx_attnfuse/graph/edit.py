@@ -87,7 +87,7 @@ def _holder(nodes: ir.Graph | ir.Function, graph: ir.Graph | ir.Function) -> ir.
 
 
 def answer_shapes(value: ir.Value, builder: Builder) -> None:
-    """Gives what asks for the shape of a value the same numbers from elsewhere."""
+    """Gives readers of the shape of a value the same numbers from elsewhere."""
     for node in list(shape_nodes(value)):
         dims = None if node.inputs[0] is None else builder.facts.dims(node.inputs[0])
         if dims is None:

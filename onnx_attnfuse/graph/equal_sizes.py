@@ -18,7 +18,7 @@ from onnx_attnfuse.graph.sizes import Dim, Size
 
 
 def solved(pairs: Iterable[tuple[Dim, Dim]], names: Sequence[str]) -> dict[str, Dim]:
-    """Symbols by what they are equal to, made of symbols that come before them or have no such size.
+    """Symbols by the sizes they are equal to, made of symbols that come before them or have no such size.
 
     Args:
         pairs: Lengths that are equal on every input that the graph runs with.

@@ -176,7 +176,7 @@ def _locations(path: pathlib.Path) -> set[str]:
 
 
 def check_room(path: pathlib.Path, files: DataFiles, inside: int) -> None:
-    """Refuse to begin what the disk has no room for.
+    """Refuse to begin a copy that the disk has no room for.
 
     Args:
         path: The model to be written.

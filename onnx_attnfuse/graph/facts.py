@@ -215,7 +215,7 @@ class Facts:
             self.fit(left, right)
 
     def fit(self, left: Dim, right: Dim) -> None:
-        """Notes two lengths that are equal where masks are as long as what they are meant for."""
+        """Notes two lengths that are equal where masks are as long as the scores."""
         if left != right and not self._nested:
             self._fits.setdefault((left, right))
 

@@ -20,7 +20,7 @@ Content: TypeAlias = Scalar | tuple[Scalar, ...]
 
 
 class Known(Protocol):
-    """The facts as rules see them: answers for the inputs of a node, and a place to note what its operator implies."""
+    """The facts as rules see them: answers for the inputs of a node, and a place to note implications of its operator."""
 
     assumed: Assumed
     """Assumptions about the model."""
@@ -58,7 +58,7 @@ class Known(Protocol):
         ...
 
     def fit(self, left: Dim, right: Dim) -> None:
-        """Notes two lengths that are equal where masks are as long as what they are meant for."""
+        """Notes two lengths that are equal where masks are as long as the scores."""
         ...
 
     def same(self, left: Dim, right: Dim) -> bool:

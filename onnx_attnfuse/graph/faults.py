@@ -1,7 +1,7 @@
 """Faults for which runtimes refuse a model, or run another operator: names, numbers and types that schemas ask for.
 
 A model may come with some of them: a runtime may have operators that no schema here has. So a result is held against its source,
-`noted` when the model is read, and `check_faults` finds what was added. A fault is known by its kind and its operator, not by
+`noted` when the model is read, and `check_faults` finds additional faults. A fault is known by its kind and its operator, not by
 its node, whose name and place may change.
 """
 
@@ -64,7 +64,7 @@ def check_faults(model: ir.Model) -> None:
 
 
 def _faults(model: ir.Model, functions: frozenset[tuple[str, str]]) -> Iterator[tuple[tuple[str, ...], str]]:
-    """The faults of a model, each with what it is known by; `functions` are those that were there before."""
+    """The faults of a model, each with its key; `functions` are those that were there before."""
     for value in model.graph.outputs:
         if value.type is None:
             yield ("no type", value.name or ""), f"the graph output {value.name!r} has no type"

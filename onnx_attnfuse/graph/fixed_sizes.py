@@ -1,4 +1,4 @@
-"""Sizes that are fixed for good: symbols of a model's inputs become numbers, and what asks for sizes becomes constants.
+"""Sizes that are fixed for good: symbols of a model's inputs become numbers, and nodes that read sizes become constants.
 
     sizes = input_sizes(model)                              # batch, sequence
     fix_sizes(model, {"batch": 1, "sequence": 128})
@@ -134,7 +134,7 @@ def fold_sizes(model: ir.Model, assumed: Assumed) -> int:
 
 
 def _drop_empty_parts(model: ir.Model, assumed: Assumed) -> None:
-    """Takes what has no elements out of each Concat, as where a rotary embedding leaves no channel alone; QNN takes none."""
+    """Removes empty inputs of each Concat, as where a rotary embedding leaves no channel alone; QNN takes none."""
     for scope in scopes(model, assumed):
         for node in tuple(scope.graph):
             if not is_standard(node, "Concat"):

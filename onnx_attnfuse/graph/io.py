@@ -88,7 +88,7 @@ def save(model: ir.Model, path: str | os.PathLike[str], *, is_result: bool = Tru
 
     Weights in data files stay there: in the model's own folder they are referred to where they lie, in another folder a copy
     is put beside the model, named `<file name>.data`, or `<file name>_data` as in the source. A tensor computed from such
-    weights goes to a file of such a name, too, as weights inside the model do when they exceed what one protobuf can hold.
+    weights goes to a file of such a name, too, as weights inside the model do when they exceed the limit of one protobuf.
     These files are replaced with the model.
 
     Args:
@@ -102,7 +102,7 @@ def save(model: ir.Model, path: str | os.PathLike[str], *, is_result: bool = Tru
     Raises:
         OptionError: `path` cannot be written, is the file the model was loaded from, the disk has no room for the weights, or
             another file is in the place of the data.
-        ModelError: The model's data files are gone, or its graph alone exceeds what one protobuf can hold.
+        ModelError: The model's data files are gone, or its graph alone exceeds the limit of one protobuf.
     """
     path = pathlib.Path(path).absolute()
     _check_target(model, path)
@@ -337,7 +337,7 @@ def _without_data(tensor: ir.TensorProtocol) -> ir.ExternalTensor:
 
 
 def _with_data(proto: onnx.TensorProto, tensor: ir.TensorProtocol | None) -> protobuf.Initializer:
-    """An initializer; `proto` is the whole of it if there is no tensor, else what it has besides its data."""
+    """An initializer; `proto` is the whole of it if there is no tensor, else all of it but its data."""
     if tensor is None:
         return protobuf.Initializer(proto)
     if isinstance(tensor, ir.serde.TensorProtoTensor) and not tensor.raw.HasField("raw_data"):
@@ -354,7 +354,7 @@ def _with_data(proto: onnx.TensorProto, tensor: ir.TensorProtocol | None) -> pro
 
 
 def _to_proto(model: ir.Model) -> onnx.ModelProto:
-    """The model as a protobuf, without what onnx-ir writes twice.
+    """The model as a protobuf, without entries that onnx-ir writes twice.
 
     It adds a `value_info` for each initializer. A tool that later replaces the initializer, as ONNX Runtime's quantiser does,
     leaves that entry, and its shape inference then fails. It also repeats the metadata of a tensor that it has not changed.

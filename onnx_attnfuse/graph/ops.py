@@ -1,4 +1,4 @@
-"""Operators of the standard by what they do to elements, and the domains that operators are in.
+"""Operators of the standard by their effect on elements, and the domains that operators are in.
 
 A node is known by its name only where all of it is understood (`graph.schemas`).
 

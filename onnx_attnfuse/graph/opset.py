@@ -41,7 +41,7 @@ class Opset:
 
         Args:
             model: The model.
-            asked: The caller wants what only a later opset has.
+            asked: The caller wants operators of a later opset.
         """
         self._model = model
         self.asked = asked
@@ -84,7 +84,7 @@ class Opset:
         self.raised_from = before
 
     def restore(self) -> None:
-        """Makes it what it was, if nothing but the number was changed."""
+        """Restores the opset, if nothing but the number was changed."""
         if self.raised_from is None or self.raised_from < _AXES_BECAME_INPUT:
             return
         self._import(self.raised_from)

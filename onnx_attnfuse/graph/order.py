@@ -1,7 +1,7 @@
 """The order of nodes in a graph that changes: which is computed from which, found without walking all of it.
 
 Every node has a place that is no smaller than those of the nodes it reads. A path between two nodes lies between their places, so
-that looking for one costs as much as what lies there: one attention, not all.
+that looking for one costs as much as the nodes there: one attention, not all.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
     a, b ─ QLinearMatMul ─ y                                                    as quantisers write it in QOperator format
     a ─ DequantizeLinear ┐
-    b ─ DequantizeLinear ┴ MatMul ─ QuantizeLinear ─ y                          what it means
+    b ─ DequantizeLinear ┴ MatMul ─ QuantizeLinear ─ y                          its meaning
 
 A model decomposed so is a quantised model like any other (`graph.rounding`). Kernels round a number that falls between two
 steps as they like, so a decomposition may be one step off: nodes that need none are put back, one by one.
@@ -192,7 +192,7 @@ def _goes_on(node: ir.Node) -> bool:
 
 
 def _readable(node: ir.Node, facts: Facts) -> bool:
-    """Whether what a node means can be written down: one scale for each tensor, a zero point that says its type, columns last."""
+    """Whether a node's meaning can be written down: one scale for each tensor, a zero point that says its type, columns last."""
     meaning = _MEANINGS[plain_domain(node.domain), node.op_type]
     scales = [places[1] for places in meaning.operands if not isinstance(places, int)]
     inputs = [*node.inputs, *[None] * (meaning.scale + 2 - len(node.inputs))]

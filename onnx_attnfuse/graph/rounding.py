@@ -3,7 +3,7 @@
     pair = read_pair(node, facts)       # node: the DequantizeLinear
     pair.before, pair.after             # a tensor of floats, and the same rounded to multiples of a scale
 
-A pair whose halves have other scales, zero points or axes is no rounding, as it moves what it rounds.
+A pair whose halves have other scales, zero points or axes is no rounding, as it moves the rounded values.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def quantizes(node: ir.Node | None) -> TypeGuard[ir.Node]:
 
 
 def dequantizes(node: ir.Node | None) -> TypeGuard[ir.Node]:
-    """Whether a node multiplies what was rounded by a scale."""
+    """Whether a node multiplies rounded values by a scale."""
     return _is(node, "DequantizeLinear")
 
 
@@ -149,7 +149,7 @@ def _axis(node: ir.Node, facts: Known) -> tuple[int | None, int]:
 
 
 def same_rounded(value: ir.Value | None, other: ir.Value, facts: Known) -> tuple[ir.Node, ...] | None:
-    """The nodes that make `value` what `other` is, rounded to the same grid once more; none if it is the same value.
+    """The nodes that turn `value` into `other`, rounded to the same grid once more; none if it is the same value.
 
     Quantisers may give each reader of a tensor a pair of its own.
 

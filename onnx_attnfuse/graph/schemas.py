@@ -5,7 +5,7 @@
 A line of `schemas.txt` is an operator's domain and name, its versions, inputs, outputs and attributes with their defaults. A `!`
 marks all that is not read: a version in which the operator is unknown, an input that must be left out, an attribute that
 must be at its default. A `?` follows an attribute that is 0 or 1, a `+` one that is not negative; kernels disagree on
-what other numbers mean. A `?` after an input says that it may be left out. Other operators are unknown, too. `graph.ops`
+the meaning of other numbers. A `?` after an input says that it may be left out. Other operators are unknown, too. `graph.ops`
 asks it before it calls a node by its name, so no reader takes a node for more than is understood. `python -m
 tests.support.operator_schemas` writes it; additions get a `!`.
 """
@@ -143,7 +143,7 @@ def _unread_input(node: ir.Node, schema: Schema) -> int | None:
 
 
 def is_default(known: Attribute, given: ir.Attr) -> bool:
-    """Whether an attribute of a node says what leaving it out says."""
+    """Whether an attribute of a node has its default."""
     return not given.is_ref() and known.is_default(given.value)
 
 

@@ -30,7 +30,7 @@ class Scope:
 
 
 def scopes(model: ir.Model, assumed: Assumed = Assumed()) -> Iterator[Scope]:  # noqa: B008 - frozen
-    """All graphs of `model`, outer before inner; functions with what all their calls agree on."""
+    """All graphs of `model`, outer before inner; functions with the facts common to all their calls."""
     opset = model.opset_imports.get("", model.opset_imports.get("ai.onnx", 0))
     calls: dict[ir.OperatorIdentifier, list[tuple[ir.Node, Facts]]] = {name: [] for name in model.functions}
 

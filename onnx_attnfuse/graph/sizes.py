@@ -115,7 +115,7 @@ def _terms(dim: Dim) -> dict[tuple[Atom, ...], int]:
 
 
 def add(left: Dim, right: Dim) -> Dim:
-    """The sum, with what all terms share taken out, also a sign: `b·p + b·s` is `b·(s + p)`, `1 - s` is `-1·(s + -1)`."""
+    """The sum, with common factors of all terms taken out, also a sign: `b·p + b·s` is `b·(s + p)`, `1 - s` is `-1·(s + -1)`."""
     if isinstance(left, int) and isinstance(right, int):
         return left + right
     terms = Counter(_terms(left))

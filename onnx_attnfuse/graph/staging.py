@@ -42,7 +42,7 @@ class Stage:
             temporary.replace(final)
 
     def discard(self) -> None:
-        """Remove what has no final name yet, and the folders made for it."""
+        """Remove files without a final name, and the folders made for it."""
         for temporary in self._finals:
             temporary.unlink(missing_ok=True)
         for folder in reversed(self._folders):

@@ -1,4 +1,4 @@
-"""Removing what nothing uses any more."""
+"""Removal of unused nodes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from onnx_attnfuse.graph.constants import reads, subgraphs
 
 
 def sweep(values: Iterable[ir.Value | None]) -> int:
-    """Removes the producers of `values` where nothing uses them, then what only they used; returns how many nodes went.
+    """Removes the producers of `values` where nothing uses them, then nodes that only they used; returns how many nodes went.
 
     Initializers that lose their last use go too.
     """
@@ -32,7 +32,7 @@ def sweep(values: Iterable[ir.Value | None]) -> int:
 
 
 def sweep_unused(nodes: Sequence[ir.Node]) -> int:
-    """Removes those of `nodes`, given in graph order, that nothing uses, then what only they used; returns how many went."""
+    """Removes those of `nodes`, given in graph order, that nothing uses, then nodes that only they used; returns their number."""
     return sweep(output for node in reversed(nodes) for output in node.outputs)
 
 

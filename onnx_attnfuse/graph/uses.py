@@ -41,7 +41,7 @@ def viewers(value: ir.Value) -> list[ir.Node]:
 
 
 def reads_input(value: ir.Value) -> bool:
-    """Whether the elements of a value depend on what the graph is given at run time, and not on shapes and constants alone."""
+    """Whether the elements of a value depend on inputs of the graph at run time, and not on shapes and constants alone."""
     made_of = (item for item in sources([value], lambda _, node: not is_standard(node, *ASKS_SHAPE)) if item.producer() is None)
     return any(item.const_value is None or item.is_graph_input() for item in made_of)
 
@@ -51,7 +51,7 @@ def sources(values: Iterable[ir.Value], follows: Callable[[ir.Value, ir.Node], b
 
     Args:
         values: The values.
-        follows: Whether to go on from a value to what the node that computes it reads.
+        follows: Whether to go on from a value to the inputs of its producer.
     """
     pending = list(dict.fromkeys(values))
     seen = set(pending)

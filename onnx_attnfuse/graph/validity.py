@@ -1,7 +1,7 @@
 """Is this a model the engine may trust? Checks that cost one pass over the names, none over the weights.
 
 `check` is the entry point. Nodes may be in any order here: whether they can be put in order is the loader's to find out,
-so `check` returns the first node that comes before what it reads, or None.
+so `check` returns the first node that comes before its inputs, or None.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def check(model: onnx.ModelProto, where: str) -> OutOfOrder | None:
 def check_written(model: onnx.ModelProto) -> None:
     """Check a model that was made here before it counts as a result.
 
-    Besides what `check` asks for: nodes are in order, and each operator of the standard is in the opset.
+    Besides the requirements of `check`: nodes are in order, and each operator of the standard is in the opset.
 
     Args:
         model: The model; weights may be left out of it, but not their names.

@@ -1,4 +1,4 @@
-"""The backward part of an attention, found from the forward part by what its nodes compute.
+"""The backward part of an attention, found from the forward part by the results of its nodes.
 
 With weights P = dropout(softmax(S)) and result O = P·V, and X for whatever takes the place of O's gradient:
 

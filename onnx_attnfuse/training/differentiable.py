@@ -7,9 +7,9 @@ from onnx_attnfuse.reasons import Refused
 
 
 def check_differentiable(spec: AttentionSpec) -> None:
-    """Refuses what no call with a gradient computes.
+    """Refuses attention that no call with a gradient computes.
 
-    A factor that is not positive is among it: where a triangle is asked for, kernels multiply what they have masked with -inf.
+    A factor that is not positive is among it: where a triangle is asked for, kernels multiply scores masked with -inf.
 
     Raises:
         Refused: A sink, a factor that is computed or not positive, weights that are multiplied, or several types.

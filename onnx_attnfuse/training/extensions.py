@@ -1,4 +1,4 @@
-"""Builds what ORTModule needs of C++ on a machine without a GPU, beside the installed onnxruntime-training.
+"""Builds the C++ extensions of ORTModule on a machine without a GPU, beside the installed onnxruntime-training.
 
     python -m onnx_attnfuse.training.extensions
 

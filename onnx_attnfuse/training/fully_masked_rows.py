@@ -71,7 +71,7 @@ def treatment(spec: AttentionSpec, meaning: Meaning, reader: Reader, bounds: Bou
         zeroed: Rows of -inf are zeros, and have no gradient.
 
     Raises:
-        Refused: There may be such rows, and what the source makes of them cannot be expressed.
+        Refused: There may be such rows, and their result in the source cannot be expressed.
     """
     if meaning.nan is not None:
         raise Refused(meaning.nan.code, meaning.nan.message)

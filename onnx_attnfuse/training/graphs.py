@@ -1,7 +1,7 @@
 """A graph for each form of the inputs of a module, and for the content of its buffers.
 
 ORTModule exports a module at its first step and looks at nothing afterwards: a mask that was None then is ignored when it is
-given later, and a buffer that was replaced by another tensor stays what it was. Here the inputs of each step are looked at, and
+given later, and a buffer that was replaced by another tensor stays as it was. Here the inputs of each step are looked at, and
 those of another form have a graph of their own, which is kept beside the first: a step that has yet to be differentiated stays
 valid.
 """
@@ -63,7 +63,7 @@ class Graphs:
         return found
 
     def hold(self, names: Sequence[str]) -> None:
-        """Holds the graph of the last step to what buffers hold now.
+        """Checks the graph of the last step against the present contents of buffers.
 
         Args:
             names: The buffers, by the names of inputs.

@@ -83,7 +83,7 @@ def enable(policy: Policy | None = None) -> Chosen:
     """Fuses attention in every ORTModule that builds its training graph from now on.
 
     Args:
-        policy: Which kernels may be used; by default what the environment says at that time.
+        policy: Which kernels may be used; by default those of the environment at that time.
 
     Returns:
         Where the reports on these graphs will be.
@@ -102,7 +102,7 @@ def disable() -> None:
 
 
 def register() -> None:
-    """Registers with ORTModule what it asks for graphs and exports; nothing is fused by that alone."""
+    """Registers the graph builder and the exports with ORTModule; nothing is fused by that alone."""
     _HOOK.register()
 
 

@@ -27,7 +27,7 @@ class ORTModule(_ORIGINAL):
         Args:
             module: The module to train.
             debug_options: onnxruntime's `DebugOptions`.
-            policy: Which kernels may be used; by default what the environment says when the training graph is built.
+            policy: Which kernels may be used; by default those of the environment when the training graph is built.
         """
         chosen = Chosen(policy)
         self.__dict__["_attnfuse"] = (

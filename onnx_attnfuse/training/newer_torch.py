@@ -46,7 +46,7 @@ class Change:
 
 
 def mend_before_import() -> tuple[str, ...]:
-    """Makes up for what keeps ORTModule from being imported.
+    """Makes ORTModule importable.
 
     Returns:
         The names of the changes that were there.
@@ -55,7 +55,7 @@ def mend_before_import() -> tuple[str, ...]:
 
 
 def mend_after_import() -> tuple[str, ...]:
-    """Makes up for what keeps an imported ORTModule from training.
+    """Makes an imported ORTModule able to train.
 
     Returns:
         The names of the changes that were there.

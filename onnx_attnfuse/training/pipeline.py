@@ -59,7 +59,7 @@ def fuse_graph(
         graph: Forward and backward part in one, as ORTModule has it.
         device: The device it will run on.
         policy: Which kernels may be used.
-        check_masks: Masks that were read are held against what the graph computes; this takes onnxruntime.
+        check_masks: Masks that were read are compared with the results of the graph; this takes onnxruntime.
         buffers: By the names of inputs, their contents as long as the graph is used; the report says which of them count.
 
     Returns:

@@ -58,7 +58,7 @@ def labelled(contraction: Contraction, given: dict[int, Axes], out: Axes | None,
 
 
 def _fits(contraction: Contraction, known: dict[str, Axis], facts: Facts) -> bool:
-    """Whether the operands are as long as what they are said to run over."""
+    """Whether the operands are as long as the axes they run over."""
     for operand, labels in zip(contraction.operands, contraction.labels, strict=True):
         dims = facts.dims(operand)
         if dims is None or len(dims) != len(labels):

@@ -172,7 +172,7 @@ class _Building:
         return self.builder.cast(arrange(self.builder, source.indexed, target), self.dtype)
 
     def _gradients(self, found: KernelGradients) -> list[tuple[IndexedValue, IndexedValue]]:
-        """The gradients to replace, and what by."""
+        """The gradients to replace, and their replacements."""
         backward, facts, axes = self.site.backward, self.builder.facts, self.spec.axes
         new = (
             (backward.query, found.query, self.layouts.query),

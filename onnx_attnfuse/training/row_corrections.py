@@ -75,7 +75,7 @@ class AddedMaskCorrection(_Rows):
         return self.where(self.all_infinite, math.nan, self.where(self.fully_masked, 0.0, query))
 
     def gradients(self, found: KernelGradients, call: BackwardCall, query: ir.Value, *, keys: bool) -> KernelGradients:
-        """Adds to the keys' gradient what fully masked rows give, which queries of zeros did not."""
+        """Adds to the keys' gradient the part of fully masked rows, which queries of zeros did not."""
         if not keys:
             return found
         builder, own = self.builder, self.builder.facts.dtype(self.rows.bias.value)

@@ -8,7 +8,7 @@
 The stand-ins are taken out again where nothing was fused, so that unfused nodes stay as they were.
 
 ONNX Runtime takes two lengths that meet in a broadcast for one, and writes that down: a mask of shape (b, 1, 1, t) is annotated
-as (b, 4, s, s). So the lengths of what users feed are unknown here, and everything else follows from the operators; only
+as (b, 4, s, s). So the lengths of inputs are unknown here, and everything else follows from the operators; only
 where those are not ONNX's own an annotation is all there is. Annotations come back when the graph has been read.
 
 A triangle in a buffer is read as causal only if its content is known. So it is known while a graph is read, and the part that a

@@ -1,1 +1,1 @@
-"""The verifier: runs what a rewrite replaces and what replaces it on the same inputs, and says whether they are equal."""
+"""The verifier: runs the old and the new nodes of a rewrite on the same inputs, and says whether they are equal."""

@@ -1,9 +1,9 @@
-"""Judging whole models: before and after on the same inputs, chosen by what each input is, ONNX Runtime's optimisations off.
+"""Judging whole models: before and after on the same inputs, chosen by the kind of each input, ONNX Runtime's optimisations off.
 
     verdict = check_models("model.onnx", "model.attnfuse.onnx")
     verification = verify_models("model.onnx", "model.attnfuse.onnx")
 
-Slower than judging sites, and blunter: rounding adds up over layers. It sees what sites cannot: that the new nodes are connected.
+Slower than judging sites, and blunter: rounding adds up over layers. It also checks that the new nodes are connected.
 The first stops at the first difference; the second runs all cases, tells of every output, and looks where a difference begins.
 """
 
@@ -368,7 +368,7 @@ def _input_types(model: ir.Model) -> dict[str, ir.DataType]:
 
 
 def _in_both(array: Array, dtype: ir.DataType | None) -> Array:
-    """Numbers that another float type has too: rounded to it, and what overflows it is its lowest or largest."""
+    """Numbers that another float type has too: rounded to it, and overflows are its lowest or largest."""
     if dtype is None or dtype.itemsize >= array.dtype.itemsize:
         return array
     bounded = np.where(np.isfinite(array), np.clip(array, -largest(dtype), largest(dtype)), array)
@@ -385,7 +385,7 @@ def _tolerance(trials: Trials, models: Iterable[ir.Model]) -> float | ErrorBound
 
 
 def _computed(model: ir.Model) -> set[ir.DataType | None]:
-    """The types of what the nodes give."""
+    """The types of the nodes' results."""
     facts = Facts(model.graph)
     return {facts.dtype(value) for node in model.graph for value in node.outputs}
 

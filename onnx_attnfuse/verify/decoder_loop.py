@@ -99,7 +99,7 @@ class Loop:
 
 
 def check_decoder(before: ir.Model, after: ir.Model, loop: Loop, operators: Operators = ()) -> Verdict:
-    """Whether a decoder with a buffer gives what the source gives with a cache that grows.
+    """Whether a decoder with a buffer gives the results of the source with a cache that grows.
 
     Args:
         before: The source.
@@ -168,7 +168,7 @@ class _Case:
 
 
 class _Judge:
-    """Two decoders, and what they are fed."""
+    """Two decoders, and their inputs."""
 
     def __init__(self, before: ir.Model, source: PieceSession | Reference, result: PieceSession | Reference, loop: Loop) -> None:
         self._source, self._result, self._loop = source, result, loop
@@ -217,7 +217,7 @@ class _Judge:
             if isinstance(fixed_new, int):
                 prompt = [] if warm else [fixed_new]
                 steps = [fixed_new] * _STEPS if batch == 1 or fixed_new == 1 else []
-            if self._loop.only_ends and pattern == "right":  # what comes after it would have it in between
+            if self._loop.only_ends and pattern == "right":  # later tokens would have it in between
                 steps = []
             while prompt and steps and self._too_long(sum((*prompt, *steps))):
                 steps = steps[:-1]

@@ -76,7 +76,7 @@ def _values(
 
 
 def _comparable(left: Array, right: Array) -> tuple[Array, Array]:
-    """Floats of two types as the wider one, bounded by what the narrower one can say."""
+    """Floats of two types as the wider one, bounded by the narrower one's range."""
     if left.dtype == right.dtype or left.dtype.kind not in "fV" or right.dtype.kind not in "fV":
         return left, right
     narrow, wide = sorted((left.dtype, right.dtype), key=lambda dtype: dtype.itemsize)

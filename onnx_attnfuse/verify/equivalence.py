@@ -118,7 +118,7 @@ class EquivalenceChecker:
         given: ir.Value | None = None,
         empty: frozenset[str] = frozenset(),
     ) -> Verdict:
-        """Whether new results are what old ones are, whatever the stops and all other inputs of their piece are.
+        """Whether new results equal old ones, whatever the stops and all other inputs of their piece are.
 
         Args:
             pairs: Results of the source, each with its replacement, computed by nodes of the same graph.

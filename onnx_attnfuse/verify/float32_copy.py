@@ -32,7 +32,7 @@ def is_large(model: ir.Model) -> bool:
 
 
 def widened(model: ir.Model) -> ir.Model:
-    """A copy of the model that computes in float32 what it computes in a half type; weights are widened when they are read."""
+    """A copy of the model that computes in float32 instead of a half type; weights are widened when they are read."""
     copy = model.clone()
     graphs: list[ir.Graph | ir.Function] = [copy.graph, *copy.functions.values()]
     for graph in graphs:

@@ -112,7 +112,7 @@ def _by_use(value: ir.Value, facts: Facts) -> InputKind | None:
 
 
 def _reached(value: ir.Value, through: frozenset[str]) -> Iterator[tuple[ir.Node, int]]:
-    """The uses of a value and of what some operators make of it, nearest first."""
+    """The uses of a value and of its results through some operators, nearest first."""
     pending, seen = deque([value]), {value}
     while pending and len(seen) < _MAX_NODES_PER_INPUT:
         for node, place in pending.popleft().uses():

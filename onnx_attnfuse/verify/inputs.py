@@ -1,7 +1,7 @@
 """Adversarial inputs: possible contents of masks, index tensors and activations at run time, the unlikely included.
 
 Nothing says which input is a mask. So every input of a graph that has rows gets the patterns of one, whatever its type: all kept,
-right and left padding, holes, a row with nothing kept, and counting up, as positions do. What the original refuses is skipped.
+right and left padding, holes, a row with nothing kept, and counting up, as positions do. Refused inputs are skipped.
 All of it is a pure function of the case, so the same piece gets the same numbers in every run.
 """
 
@@ -111,7 +111,7 @@ class Slot:
     addend: bool = False
     """This input is added, as it is, to a computed value."""
     score: bool = False
-    """The input, or its sum with others, is what an exponential is taken of."""
+    """The input, or its sum with others, is the operand of an exponential."""
     array: Array | None = None
     """The array of a constant, which fills this input in every case; None for other inputs."""
 

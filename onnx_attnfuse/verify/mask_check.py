@@ -1,4 +1,4 @@
-"""Check of what a mask was read as: the reading and the mask are computed on hostile inputs and compared element by element.
+"""Check of a mask's reading: the reading and the mask are computed on adversarial inputs and compared element by element.
 
     refutation = refute(spec, meaning, facts, opsets, functions)
 
@@ -47,7 +47,7 @@ _MAX_COMPARED_SCORES = 1 << 22
 
 
 def refute(spec: AttentionSpec, meaning: Meaning, facts: Facts, opsets: Mapping[str, int], functions: Functions) -> str | None:
-    """Where the mask is not what it was read as, in words; None if no such place was found."""
+    """The place where the mask differs from its reading, in words; None if no such place was found."""
     if not spec.mask or spec.causal:
         return None
     read = dict.fromkeys([*mask_values(spec.mask), *(element.value for element in elements_of(meaning.allowed))])
@@ -149,7 +149,7 @@ class _Source:
 
 @dataclasses.dataclass(frozen=True)
 class _Check:
-    """One mask and what it was read as."""
+    """One mask and its reading."""
 
     spec: AttentionSpec
     meaning: Meaning
@@ -197,7 +197,7 @@ def _lengths(facts: Facts, shapes: Sequence[Sequence[sizes.Dim]], profiles: Iter
 def _difference(
     spec: AttentionSpec, meaning: Meaning, lengths: Values, values: Mapping[ir.Value, Array], masked_from: float, *, truths: bool
 ) -> str | None:
-    """Where a mask and what it was read as differ; that nothing is added is only asked of inputs that are `truths`, 0 or 1."""
+    """The difference of a mask and its reading; that nothing is added is only asked of inputs that are `truths`, 0 or 1."""
     evaluator, counts = _evaluator(spec, lengths, values)
     actual = np.broadcast_to(_Actual(evaluator).of(spec.mask), counts)
     allowed = np.broadcast_to(evaluator.evaluate(meaning.allowed), counts)

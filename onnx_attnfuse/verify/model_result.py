@@ -37,7 +37,7 @@ class Divergence:
     """The node that computes it, as `name (operator)`."""
     node_in_second: str
     site: str | None
-    """The attention, by the name of its Softmax or operator, between the value and what was still equal; None: there is none."""
+    """The attention, by the name of its Softmax or operator, between the value and the last equal values; None: there is none."""
     detail: str
     """Where the value differs, and in how many elements."""
 
@@ -55,7 +55,7 @@ class Verification(JsonReport):
     detail: str
     """One line: that they are equal, or the first case in which they differ, and where."""
     kinds: tuple[tuple[str, str], ...]
-    """Every input and what it was taken for."""
+    """Every input and its assumed kind."""
     divergence: Divergence | None = None
     """Where the difference begins; None if nothing differs, or no inner value is in both models."""
     notes: tuple[str, ...] = ()

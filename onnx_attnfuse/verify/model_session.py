@@ -24,7 +24,7 @@ from onnx_attnfuse.verify.runtime import Operators, PieceSession, Reference, Run
 Source: TypeAlias = "str | os.PathLike[str] | onnx.ModelProto | ir.Model"
 
 _GROUPED = b"GroupQueryAttention"
-"""The operator that may be given what its kernel for the CPU refuses."""
+"""The operator that may get inputs that its kernel for the CPU refuses."""
 _NO_KERNEL = "NOT_IMPLEMENTED"
 """ONNX Runtime's message for an operator that it has no kernel for."""
 _TOO_LARGE = "the model is larger than one protobuf can be; save it and pass the path"

@@ -53,7 +53,7 @@ def rounded(model: ir.Model) -> ir.Model:
 
 
 def _types(model: ir.Model) -> dict[str, ir.DataType | None]:
-    """The element types of what the nodes of the main graph give, by name."""
+    """The element types of the results of the main graph's nodes, by name."""
     facts = Facts(model.graph)
     return {value.name or "": facts.dtype(value) for node in model.graph for value in node.outputs}
 

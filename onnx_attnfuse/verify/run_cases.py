@@ -64,7 +64,7 @@ class _NotGiven(Exception):
 
 
 class _NewFailed(Exception):
-    """The new nodes cannot be run where the old ones can; carries what the old ones gave, if they ran."""
+    """The new nodes cannot be run where the old ones can; carries the old results, if they ran."""
 
     def __init__(self, message: str, old: Sequence[Array] = ()) -> None:
         super().__init__(message)

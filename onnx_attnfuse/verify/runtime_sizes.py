@@ -1,4 +1,4 @@
-"""Lengths that no rule could tell, found by running what computes them.
+"""Lengths that no rule finds, found by running their nodes.
 
 Where a shape hangs on content that cannot be read (padding up to a multiple, say), `Facts` only have a fresh symbol for it, which
 may not be chosen freely: it follows from the sizes that may. So the light operators above the value that the symbol is an axis of

@@ -212,7 +212,7 @@ class Equalities:
 
 
 def _reduced(left: Dim, right: Dim) -> Iterator[tuple[Dim, Dim]]:
-    """Pairs that agree where two lengths do: of each size that one may be the largest of, without what both are multiples of."""
+    """Pairs that agree where two lengths do: of each size that one may be the largest of, without common factors."""
     for one, other in itertools.product(sizes.alternatives(left), sizes.alternatives(right)):
         shared: Dim = 1
         if isinstance(one, Size) and isinstance(other, Size):

@@ -194,7 +194,7 @@ def is_score(value: ir.Value) -> bool:
 
 
 def _uses_as_it_is(value: ir.Value, through: Container[tuple[str, int]]) -> Iterator[tuple[ir.Node, int]]:
-    """The uses of a value and of what some operators, by the places of inputs, make of it."""
+    """The uses of a value and of its results through some operators, by the places of inputs."""
     pending, seen = [value], {value}
     while pending and len(seen) < _MAX_NODES_BELOW_FRONTIER:
         for node, place in pending.pop().uses():
@@ -314,7 +314,7 @@ def is_fresh(name: str, facts: Facts) -> bool:
 
 
 def _below(frontier: Iterable[ir.Value], results: Sequence[ir.Value]) -> set[ir.Node]:
-    """The nodes that data of a stop flows into, nearest first, up to a bound; from a result only to what leads to another."""
+    """The nodes that data of a stop flows into, nearest first, up to a bound; from a result only those that lead to another."""
     found: set[ir.Node] = set()
     above = _above(frozenset(frontier), results)
     pending = deque(frontier)

@@ -1,6 +1,6 @@
 """A subgraph as a model of its own, and a key that equal subgraphs share.
 
-ONNX Runtime's CPU has no kernels for bfloat16, and what it computes in float16 is rounded at every node. So a submodel can also
+ONNX Runtime's CPU has no kernels for bfloat16, and float16 is rounded at every node. So a submodel can also
 be made `widened`: inputs, constants and cast targets of both types become float32.
 """
 
@@ -145,7 +145,7 @@ def widened_attribute(attribute: ir.Attr, wide: Callable[[ir.TensorProtocol], ir
 
 
 def _used_functions(nodes: Iterable[ir.Node], functions: Functions) -> list[ir.Function]:
-    """The model's own functions that `nodes` call, and what these call."""
+    """The model's own functions that `nodes` call, and those that these call."""
     found: dict[ir.OperatorIdentifier, ir.Function] = {}
     pending = list(nodes)
     while pending:

@@ -49,7 +49,7 @@ class Verified:
 
 
 def together(last: Verified | None, first: Verified | None) -> Verified | None:
-    """The verdict on two rewrites, the second of what the first gave; None where the second was not judged."""
+    """The verdict on two rewrites, the second of the result of the first; None where the second was not judged."""
     if last is None or first is None:
         return last
     return Verified(last.max_abs_error + first.max_abs_error, min(last.cases, first.cases))

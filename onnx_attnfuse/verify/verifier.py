@@ -67,8 +67,8 @@ class Verifier:
         Args:
             options: The options.
             definitions: Operators of other domains, which are run by their references.
-            keep_evidence: Write down what differs.
-            doubts: Judge what patterns do that are not built in, whatever the options say.
+            keep_evidence: Write down differences.
+            doubts: Verify rewrites of patterns that are not built in, whatever the options say.
 
         Raises:
             MissingDependencyError: Judging was asked for and onnxruntime is absent.
@@ -84,7 +84,7 @@ class Verifier:
         self.doubted: set[ir.Node] = set()
         """Nodes that patterns which are not built in have read: rewrites of these are verified at every level."""
         self.doubts = self.level != "none" or (doubts and importlib.util.find_spec("onnxruntime") is not None)
-        """Whether what such patterns do is judged."""
+        """Whether rewrites of such patterns are verified."""
         self.believed: list[str] = []
         """Places of such patterns that could not be judged, at level none, and why."""
         self._refuted: dict[tuple[object, ...], str | None] = {}

@@ -66,7 +66,7 @@ def test_a_logarithm_of_what_may_be_0_is_not_proved(kind: str) -> None:
         return equation(written=written, meaning=softmax(scores + mask) @ v)
 
     (found,) = proofs(of_scores if kind == "scores" else of_a_mask)
-    assert str(found) == "not proved: a logarithm of what may be 0"
+    assert str(found) == "not proved: a logarithm of a number that may be 0"
 
 
 @pytest.mark.parametrize(("crossed", "proved"), [(False, True), (True, False)])

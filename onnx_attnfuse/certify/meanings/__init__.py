@@ -16,7 +16,7 @@ from onnx_attnfuse.graph.ops import CONTRIB, is_contrib, read_as
 _STANDARD = {**views.MEANINGS, **elements.MEANINGS, **reductions.MEANINGS, **norms.MEANINGS}
 _CONTRIB = {**views.CONTRIB_MEANINGS, **norms.CONTRIB_MEANINGS, **reductions.CONTRIB_MEANINGS}
 JOINED = frozenset(["BranchwiseRMSNorm", *norms.CONTRIB_MEANINGS, *(op for domain, op in NORMS if domain)])
-"""Operators of which each does what several of the standard do: where one model has one, the other has a sum or a product."""
+"""Operators of which each does the work of several of the standard: where one model has one, the other has a sum or a product."""
 HEAVY = JOINED.union(
     ["MatMul", "FusedMatMul", "Gemm", "Einsum", "Softmax", "Attention", "MultiHeadAttention", "GroupQueryAttention"],
     norms.MEANINGS,

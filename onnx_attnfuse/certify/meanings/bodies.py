@@ -1,4 +1,4 @@
-"""Fused operators mean what the nodes of their bodies mean, executed one after the other."""
+"""Fused operators have the meaning of the nodes of their bodies, executed in sequence."""
 
 from __future__ import annotations
 

@@ -169,7 +169,7 @@ def _clip(call: Call) -> Sequence[Array]:
 
 
 def cast(term: Term, target: ir.DataType) -> Term:
-    """An element as another type: real numbers stay what they are, but for constants, which are rounded."""
+    """An element as another type: real numbers stay the same, but for constants, which are rounded."""
     if target == _BOOL:
         return term if term.sort == "Bool" else negate(arithmetic.equals(term, number(0, term.sort)))
     if target.is_floating_point():
@@ -214,7 +214,7 @@ def _logarithm(term: Term) -> Term:
     if term.op == "ite":
         return ite(term.args[0], _logarithm(term.args[1]), _logarithm(term.args[2]))
     if term.op != "const":
-        raise Unsupported("a logarithm of what may be 0")
+        raise Unsupported("a logarithm of a number that may be 0")
     return function("log", term) if term.data > 0 else NINF if not term.data else NAN
 
 

@@ -16,7 +16,7 @@ from onnx_attnfuse.certify.terms import Term, add, fresh, multiply, number, subt
 from onnx_attnfuse.graph.ops import is_contrib
 
 _NORMALIZED_SUMS = {"SkipLayerNormalization": 4, "SkipSimplifiedLayerNormalization": 3}
-"""Operators that add before they normalize, and the place of the bias among what they add."""
+"""Operators that add before they normalize, and the place of the bias among their addends."""
 _SUM = 3
 """The place of the sum among their results."""
 _HALF = Fraction(1, 2)
@@ -90,7 +90,7 @@ def _fast_gelu(item: Term) -> Term:
 
 
 def _gelu_of_a_sum(call: Call) -> Sequence[Array]:
-    """Gelu, BiasGelu or FastGelu, of what goes in and its bias."""
+    """Gelu, BiasGelu or FastGelu, of an input and its bias."""
     compute = _fast_gelu if call.node.op_type == "FastGelu" or call.attribute("approximate", "none") == "tanh" else _gelu
     parts = [call.array(0), *([] if call.optional(1) is None else [call.array(1)])]
 

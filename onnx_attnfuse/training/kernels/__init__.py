@@ -1,4 +1,4 @@
-"""The kernels that an attention may run on in training: a record each, with what it cannot do and how it is called."""
+"""The kernels that an attention may run on in training: a record each, with its refusals and its call."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ def no_bias_gradient(request: Request) -> Reason | None:
 
 
 def no_bias(request: Request) -> Reason | None:
-    """Nothing is masked but what comes after the row."""
+    """Only keys after the row are masked."""
     return Reason("no-mask", "it takes no mask other than causal") if request.demand.bias else None
 
 

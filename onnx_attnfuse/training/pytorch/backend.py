@@ -51,7 +51,7 @@ class Settings:
     flex: bool | None = None
     """Flex attention where a rule says what a mask means: wherever it can be, nowhere, or None: on CUDA."""
     patterns: tuple[Any, ...] = ()
-    """Patterns besides the built-in ones: files, folders, or what `onnx_attnfuse.register` takes."""
+    """Patterns besides the built-in ones: files, folders, or arguments of `onnx_attnfuse.register`."""
     verify: bool = False
     """The first step of each graph is held against the graph as it was captured, which is taken where they differ."""
 
@@ -94,7 +94,7 @@ def attnfuse(
 
 
 class _Buffer:
-    """A buffer whose contents decide what a rewritten graph computes."""
+    """A buffer whose contents decide the results of a rewritten graph."""
 
     def __init__(self, place: int, tensor: torch.Tensor) -> None:
         self._place, self._contents = place, tensor.detach().clone()
@@ -116,7 +116,7 @@ class _Buffer:
 
 @dataclasses.dataclass(eq=False)
 class _Version:
-    """A captured graph as it is run while its buffers hold what they did."""
+    """A captured graph as it is run while its buffers are unchanged."""
 
     run: Callable[..., Any]
     captured: Captured
@@ -129,7 +129,7 @@ class _Version:
 
 
 class _Compiled:
-    """A captured graph, compiled for what its buffers hold."""
+    """A captured graph, compiled for the contents of its buffers."""
 
     def __init__(self, module: fx.GraphModule, inputs: Sequence[Any], settings: Settings, mode: str | None) -> None:
         self._module, self._settings, self._mode = module, settings, mode

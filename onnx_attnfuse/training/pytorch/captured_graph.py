@@ -140,7 +140,7 @@ class _Run:
         return not self._traced.reached.isdisjoint(filter(_may_have_a_gradient, above))
 
     def _buffers(self, spec: AttentionSpec) -> Iterator[int]:
-        """The buffers that decide what was read between the operands."""
+        """The buffers that decide the reading between the operands."""
         inside = set(spec.nodes)
         operands = {source.indexed.value for operand in spec.operands() for source in operand}
         beside = (value for node in spec.nodes for value in node.inputs if value is not None and value.producer() not in inside)

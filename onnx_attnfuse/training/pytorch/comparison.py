@@ -48,7 +48,7 @@ class GradientComparison:
 
 
 def compare(call: Callable[..., Any], module: fx.GraphModule, inputs: Sequence[Any]) -> GradientComparison:
-    """Holds a compiled graph against the captured one, on copies of what it is called with.
+    """Holds a compiled graph against the captured one, on copies of its inputs.
 
     Args:
         call: The compiled graph.

@@ -1,4 +1,4 @@
-"""Small tensors that are computed from nothing that is given, such as the slopes of ALiBi: how large what they hold is.
+"""Small tensors computed from constants alone, such as the slopes of ALiBi: the range of their numbers.
 
 They are computed on the host while the graph is run on fakes. Other devices round otherwise, so that they tell intervals only.
 """
@@ -28,7 +28,7 @@ class Numbers:
         self._held.pop(mark, None)
 
     def follow(self, func: Any, args: Any, kwargs: Any, result: Any) -> tuple[float, float] | None:
-        """Computes what an operator gives; the interval that its numbers lie in, or None where that is not known.
+        """Computes an operator's result; the interval that its numbers lie in, or None where that is not known.
 
         Args:
             func: The operator.

@@ -151,7 +151,7 @@ class Emitter:
             attributes: Its attributes.
             like: The tensor that the output is.
             dtype: The output's type, where no tensor tells it.
-            domain: The operator's domain; `aten` for what has no counterpart.
+            domain: The operator's domain; `aten` for operators without a counterpart.
         """
         node = ir.node(name, list(inputs), attributes or {}, domain=domain, name=self.fresh(name))
         output = node.outputs[0]
@@ -172,7 +172,7 @@ class Emitter:
         return found
 
     def graph(self, outputs: Sequence[ir.Value]) -> ir.Graph:
-        """The graph so far, without what nothing looks at."""
+        """The graph so far, without unused nodes."""
         wanted, kept_nodes = set(outputs), list[ir.Node]()
         for node in reversed(self.nodes):
             if wanted.isdisjoint(node.outputs):

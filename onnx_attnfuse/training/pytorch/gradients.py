@@ -51,7 +51,7 @@ class Gradients:
         return has_one and id(tensor) not in self._free and id(tensor) not in self._ended
 
     def end_in(self, tensor: torch.Tensor) -> bool:
-        """Whether a tensor has no gradient here, though what it is computed from has one."""
+        """Whether a tensor has no gradient here, though its operand has one."""
         return id(tensor) in self._ended and self.are_recorded
 
     def is_apart(self, tensor: torch.Tensor) -> None:
@@ -65,7 +65,7 @@ class Gradients:
         self._ended.discard(mark)
 
     def follow(self, name: str, read: Sequence[torch.Tensor], results: Sequence[torch.Tensor]) -> None:
-        """Notes what an operator does that writes to none of its operands."""
+        """Notes the effect of an operator that writes to none of its operands."""
         reached = any(self.reach(item) or id(item) in self._ended for item in read)
         passed = self.are_recorded and name not in _DETACHING
         for item in results:
@@ -76,7 +76,7 @@ class Gradients:
                 self._ended.add(id(item))
 
     def written(self, name: str, read: Sequence[torch.Tensor], target: torch.Tensor) -> bool:
-        """Notes what an operator does that writes to a tensor; whether the gradient of that is still the operator's."""
+        """Notes the effect of an operator that writes to a tensor; whether the gradient of that is still the operator's."""
         if self.are_recorded and name not in _DETACHING:
             self.follow(name, read, [target])
             return True

@@ -1,4 +1,4 @@
-"""Operands of a captured graph brought into the layout of a call, and the result back into that of what it replaces."""
+"""Operands of a captured graph brought into the layout of a call, and the result back into the original's."""
 
 from __future__ import annotations
 

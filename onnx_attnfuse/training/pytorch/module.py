@@ -37,7 +37,7 @@ def fuse(
 ) -> _Module:
     """Fuses the attention of a module, forward and backward, wherever it is called from now on.
 
-    The module stays what it is, with its parameters, hooks and state; it gets an attribute `attention_reports`, a sequence with a
+    The module stays as it is, with its parameters, hooks and state; it gets an attribute `attention_reports`, a sequence with a
     report for each graph that it ran. Modules of one class with equal options share their graphs, as under `module.compile`.
     A copy of the module is not compiled, by PyTorch's own rule, until it is fused.
 
@@ -45,7 +45,7 @@ def fuse(
         module: The module.
         example_inputs: Positional or named arguments that it is captured with now; by default the first call does that.
         dynamic_shapes: Axes whose lengths change from call to call, so that one graph serves them all.
-        policy: Which kernels may be used; by default what the environment says when a graph is captured.
+        policy: Which kernels may be used; by default those of the environment when a graph is captured.
         rest: The backend of torch.compile for everything else; `eager` leaves it alone.
         flex: Flex attention where a rule says what a mask means: wherever it can be, nowhere, or None: on CUDA.
         patterns: Patterns besides the built-in ones, by the same files and objects that `onnx_attnfuse.optimize` takes.

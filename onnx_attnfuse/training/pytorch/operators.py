@@ -1,7 +1,7 @@
 """Operators of PyTorch in ONNX: a rule for each that masks and attention are made of, by its name without the overload.
 
 A rule gets the recorder, the arguments by the names of the schema, and the fake result. It returns the value of the result, or
-None for what it cannot express: the call is then an opaque node, and nothing is claimed of it.
+None for a call it cannot express: that is then an opaque node, and nothing is claimed of it.
 """
 
 from __future__ import annotations

@@ -281,7 +281,7 @@ def _only_forbids(spec: AttentionSpec, meaning: Meaning) -> bool:
 
 
 def _check(spec: AttentionSpec) -> None:
-    """Refuses what neither call computes.
+    """Refuses attention that neither call computes.
 
     Raises:
         Refused: A sink, a computed scale, weights that are multiplied, or rows that are set to 0 where data says so.

@@ -1,4 +1,4 @@
-"""Rows that see no key, as the original has them, forward and backward; `training.fully_masked_rows` says what they are.
+"""Rows that see no key, as the original has them, forward and backward; `training.fully_masked_rows` defines them.
 
 `scaled_dot_product_attention` gives 0 for a row whose keys are all forbidden, and with -3.4e38 added its kernels keep a logarithm
 that has swallowed the scores. So such rows are computed apart, by operators that autograd differentiates:

@@ -79,7 +79,7 @@ class SiteReader:
         self._ends = {node.name for node in graph if node.op_type == APART and _is_multiplied(node.outputs[0])}
 
     def _read_formulas(self, catalogue: Catalogue) -> None:
-        """Writes the formulas of patterns as what they mean, in the description alone."""
+        """Replaces the formulas of patterns by their meaning, in the description alone."""
         for node in self.traced.graph:
             if node.op_type == APART:
                 _follow_largest(node)
@@ -168,7 +168,7 @@ def _follow_largest(apart: ir.Node) -> None:
 
 
 def _is_multiplied(value: ir.Value) -> bool:
-    """Whether a value is a factor of a product, or what a softmax is taken of, as it is or as a view."""
+    """Whether a value is a factor of a product, or the operand of a softmax, as it is or as a view."""
     pending, seen = [value], set[ir.Value]()
     while pending:
         item = pending.pop()
@@ -183,7 +183,7 @@ def _is_multiplied(value: ir.Value) -> bool:
 
 
 def _path(place: str) -> str:
-    """`L['self'].layers[0].attention` without what Dynamo puts in front."""
+    """`L['self'].layers[0].attention` without Dynamo's prefix."""
     for sign in ("L['self'].", "L['fn']."):
         place = place.removeprefix(sign)
     return place.replace("_modules['", "").replace("']", "")

@@ -32,7 +32,7 @@ from onnx_attnfuse.training.pytorch.emitter import APART, DTYPES, Emitter, witho
 from onnx_attnfuse.training.pytorch.gradients import Gradients
 
 Constants = Mapping[int, Callable[[], npt.NDArray[Any] | None]]
-"""By the id of a fake tensor what the tensor holds, for buffers of the module."""
+"""The contents of tensors by the id of their fake, for buffers of the module."""
 _DROPOUTS = frozenset([torch.nn.functional.dropout, torch.dropout, torch.ops.aten.dropout.default])
 _HOLDS_GRAPHS: Any = importlib.import_module("torch._ops").HigherOrderOperator
 _TRANSFORMS: Any = importlib.import_module("torch._C._functorch")
@@ -52,7 +52,7 @@ class Nested:
 
 @dataclasses.dataclass
 class Traced:
-    """A captured graph, and what it is in ONNX."""
+    """A captured graph, and its ONNX form."""
 
     module: fx.GraphModule
     graph: ir.Graph
@@ -129,7 +129,7 @@ def _autocast() -> tuple[tuple[str, bool, torch.dtype], ...]:
 
 
 def _depth() -> int:
-    """How many transforms of torch.func are around what runs now."""
+    """How many transforms of torch.func are around the current call."""
     return _TRANSFORMS.get_dynamic_layer_stack_depth()
 
 
@@ -238,7 +238,7 @@ class Recorder(TorchDispatchMode):
         return value
 
     def _forget(self, tensor: torch.Tensor) -> None:
-        """Forgets what tensors hold whose storage is written to."""
+        """Forgets the contents of tensors whose storage is written to."""
         for other in self._sharing.pop(storage_of(tensor), set()):
             if other != id(tensor) and self.gradients.reach(tensor):
                 self.gradients.forget(other)
@@ -276,7 +276,7 @@ class _Interpreter(fx.Interpreter):
         else:
             try:
                 found = super().run_node(n)
-            except Exception:  # noqa: BLE001 - what fakes cannot run is opaque
+            except Exception:  # noqa: BLE001 - operators that fakes cannot run are opaque
                 self.results += n.all_input_nodes
                 found = n.meta.get("example_value")
         if isinstance(found, torch.Tensor) and not _TRANSFORMS.is_functorch_wrapped_tensor(found):

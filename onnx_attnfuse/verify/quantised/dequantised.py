@@ -1,4 +1,4 @@
-"""Attentions that were fused without their roundings: whether they are right but for these, and what that costs.
+"""Attentions that were fused without their roundings: whether they are right but for these, and the error of that.
 
 Two questions are asked apart, as of a quantised cache. *Is it right?* Source and result, both without any rounding of values
 computed at run time, must give the same; so no rounding that falls another way is taken for a difference. And each rounding that
@@ -28,7 +28,7 @@ _Both: TypeAlias = "tuple[list[Array], list[Array]]"
 
 
 def measure_dequantised(source: ir.Model, result: ir.Model, record: DequantisedAttention) -> DequantisedAttention:
-    """The record with what was measured: source, result, and the source without any rounding, each beside each.
+    """The record with measurements: source, result, and the source without any rounding, each beside each.
 
     Raises:
         ModelError: The source or the result cannot be run.
@@ -71,7 +71,7 @@ def _shares(both: _Both) -> Array:
 
 
 def check_dequantised(source: ir.Model, result: ir.Model) -> Verdict:
-    """Whether a result computes what its source does but for roundings that are left out.
+    """Whether a result equals its source but for roundings that are left out.
 
     Raises:
         ModelError: A model cannot be read.
@@ -108,7 +108,7 @@ def verify_dequantised(source: ir.Model, result: ir.Model, record: DequantisedAt
 
 
 def _exceeded(now: DequantisedAttention, then: DequantisedAttention) -> str:
-    """In what way differences are larger than stated, or than those of the source; empty where they are not."""
+    """The way in which differences are larger than stated, or than those of the source; empty where they are not."""
     for name in ("largest", "mean"):
         for what in ("error", "result_error"):
             found, stated = getattr(now, what), getattr(then, what)

@@ -1,4 +1,4 @@
-"""Judging a quantised cache apart from what rounding costs: the source is run with the keys and values that the result holds.
+"""Judging a quantised cache apart from the rounding error: the source is run with the keys and values that the result holds.
 
     verdict = check_quantised(before, after, record)
 
@@ -35,7 +35,7 @@ _SEED = 11
 
 
 def check_quantised(before: ir.Model, after: ir.Model, record: QuantisedCache, widen: Widen = wide) -> Verdict:
-    """Whether a decoder computes what its source computes with keys and values that are rounded and cut off.
+    """Whether a decoder equals its source with keys and values that are rounded and cut off.
 
     Args:
         before: The decoder whose cache grows.
@@ -100,7 +100,7 @@ def _judged(source: Growing, result: Quantised, feeds: Feeds, loop: Loop) -> Ver
 
 
 def _run(source: Growing, result: Quantised, feeds: Feeds, run: DecoderRun, loop: Loop) -> tuple[float, str]:
-    """The largest error of one loop, and what differs."""
+    """The largest error of one loop, and the difference."""
     source.begin(run)
     result.begin(run)
     largest, seen = 0.0, 0

@@ -1,4 +1,4 @@
-"""Inputs of decoders that are run in a loop without padding: tokens that are drawn or given, and what goes with them."""
+"""Inputs of decoders that are run in a loop without padding: tokens that are drawn or given, and the inputs that go with them."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class Feeds:
         yield from dict.fromkeys(self.run(batch, _PROMPT, single) for batch in entries)
 
     def steps(self, run: DecoderRun, seed: int, given: Mapping[str, Array] | None = None) -> Iterator[dict[str, Array]]:
-        """The inputs of each step but the cache; `given` has arrays of a prompt in the place of what would be drawn."""
+        """The inputs of each step but the cache; `given` has arrays of a prompt in place of random ones."""
         rng, seen, loop = np.random.default_rng(seed), 0, self._loop
         known = dict(given or {})
         for new in run.steps:

@@ -1,4 +1,4 @@
-"""Measuring a quantised cache: the largest numbers of each channel, and what the logits lose."""
+"""Measuring a quantised cache: the largest numbers of each channel, and the error of the logits."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ def read_record(metadata: Mapping[str, str]) -> QuantisedCache | None:
     """The record in a model's metadata; None where its cache is not quantised by us.
 
     Raises:
-        ModelError: The entry is not what was written.
+        ModelError: The entry was changed.
     """
     if KEY not in metadata:
         return None

@@ -75,7 +75,7 @@ def read_dequantised(metadata: Mapping[str, str]) -> DequantisedAttention | None
     """The record in a model's metadata; None where there is none.
 
     Raises:
-        ModelError: The entry is not what was written.
+        ModelError: The entry was changed.
     """
     if KEY not in metadata:
         return None

@@ -59,7 +59,7 @@ def _verified(source: ir.Model, result: ir.Model, record: QuantisedCache, widen:
 
 
 def _exceeded(error: CacheError, stated: CacheError) -> str:
-    """In what way an error is larger than stated; empty where it is not."""
+    """The way in which an error is larger than stated; empty where it is not."""
     for name in ("largest", "mean"):
         now, then = getattr(error, name), getattr(stated, name)
         if not now <= then * _MORE + _BESIDES:

@@ -73,7 +73,7 @@ class _Files:
         return copy
 
     def _write(self, pairs: list[tuple[ir.Value, ir.TensorProtocol]]) -> None:
-        """Writes what no file has yet to another file."""
+        """Writes data that no file has yet to another file."""
         missing = {id(old): (old, _tensor(value)) for value, old in pairs if id(old) not in self._written}
         if not missing:
             return

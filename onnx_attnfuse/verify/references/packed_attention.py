@@ -1,4 +1,4 @@
-"""com.microsoft.PackedAttention: projects queries, keys and values, then does what PackedMultiHeadAttention does.
+"""com.microsoft.PackedAttention: projects queries, keys and values, then computes PackedMultiHeadAttention.
 
 | input | shape |
 |---|---|
