@@ -262,7 +262,7 @@ def exponential(data: Array, plain: Array) -> Array:
 
 def _logarithm(term: Term) -> Term:
     if not _is_positive(term):
-        raise Unsupported("a logarithm of what may be 0")
+        raise Unsupported("a logarithm of a number that may be 0")
     return function("log", term)
 
 
