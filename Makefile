@@ -30,7 +30,7 @@ quick: .venv/dev  ## Format, lint, import contracts, and the tests that take the
 	$(LINT)
 	$(BIN)/pytest --numprocesses auto --dist worksteal -m "not exhaustive" $(QUICK)
 
-test: .venv/dev  ## Format, lint, types, import contracts, and a sample of every test, in a quarter of an hour on two cores.
+test: .venv/dev  ## Format, lint, types, import contracts, and a sample of every test, in ten minutes on two cores.
 	$(LINT)
 	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/pytest --numprocesses auto --dist worksteal -m "not exhaustive" tests patterns/gallery

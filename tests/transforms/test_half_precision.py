@@ -333,7 +333,7 @@ def test_what_overflows_is_not_handed_over() -> None:
 def test_what_is_fused_is_spelled_out_first() -> None:
     path = next(path for path in BUNDLED if path.stem == "bert__dyn18__sdpa")
     fused = onnx_attnfuse.optimize(path, verify="none", always=True)._ir
-    with pytest.raises(VerificationError, match="attnfuse unfuse, convert that"):
+    with pytest.raises(VerificationError, match="attnfuse unfuse, convert the result"):
         convert(fused, verify="model")
     spelled = convert(onnx_attnfuse.unfuse(fused)._ir, verify="model")
     assert onnx_attnfuse.optimize(spelled._ir, always=True).report.fused == 2

@@ -316,7 +316,7 @@ def test_what_fails_is_taken_back_and_told(monkeypatch: pytest.MonkeyPatch) -> N
     def broken(*given: Any) -> None:
         raise KeyError("a mistake")
 
-    monkeypatch.setattr(share, "settle", broken)
+    monkeypatch.setattr(share, "finish_interface", broken)
     result = _shared(decoder(seen=UNPADDED, rotated=False))
     assert result.report.decoder is None
     assert [failure.kind for failure in result.report.failures] == ["defect"]
