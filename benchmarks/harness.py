@@ -37,10 +37,10 @@ _ONNX_TYPES = {"float32": 1, "int32": 6, "int64": 7, "bool": 9, "float16": 10, "
 
 
 @contextlib.contextmanager
-def quietly() -> Iterator[None]:
-    """Drops what tools log, and lets them log again afterwards."""
+def quietly(level: int = logging.WARNING) -> Iterator[None]:
+    """Drops records of a level and below, and lets tools log again afterwards."""
     before = logging.root.manager.disable
-    logging.disable(logging.WARNING)
+    logging.disable(level)
     try:
         yield
     finally:

@@ -54,6 +54,7 @@ class Calls:
             given.append((renamed, None if argument is None else facts.dtype(argument)))
         key = (node.op_identifier(), tuple(given))
         if key not in self._known:
+            self._known[key] = []  # the results of a function that calls itself, until they are read
             self._depth += 1
             self._known[key] = list(self._read(function, given, {str(name) for name in own.values()}))
             self._depth -= 1

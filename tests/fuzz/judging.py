@@ -14,13 +14,14 @@ import logging
 import re
 import traceback
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import onnx
 import onnx.inliner
 import onnxruntime
 
+from benchmarks.harness import quietly
 from onnx_attnfuse.errors import ModelError, OptionError, VerificationError
 from onnx_attnfuse.verify.runtime import Reference, RuntimeRefusal, one_line
 from tests.fuzz import journeys
@@ -42,17 +43,6 @@ not run; one that it runs wrongly when it optimises, as it does the result."""
 
 _LEVEL = 2.5
 """How large scores are at most that `level-rows` is said of; biases come on top."""
-
-
-@contextlib.contextmanager
-def _silent() -> Iterator[None]:
-    """Nothing is logged, as is right where most of what is tried fails."""
-    before = logging.root.manager.disable
-    logging.disable(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        logging.disable(before)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -164,7 +154,7 @@ class Subject:
 
     def outcome(self, level: str) -> Outcome:
         """Makes the journey with verification or without, and judges what comes back."""
-        with _silent(), warnings.catch_warnings():
+        with quietly(logging.CRITICAL), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             try:
                 return self._outcome(level) if self.cases() else Outcome("unrunnable")

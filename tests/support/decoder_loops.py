@@ -11,6 +11,7 @@ import numpy.typing as npt
 import onnx
 import onnxruntime
 
+import onnx_attnfuse
 from onnx_attnfuse.serving.decoder import ServedDecoder
 
 Array = npt.NDArray[Any]
@@ -106,3 +107,18 @@ def assert_same_at_tokens(old: Sequence[Array], new: Sequence[Array], fed: Seque
     for place, (left, right, step) in enumerate(zip(old, new, fed, strict=True)):
         keep = step.mask[:, -step.tokens.shape[1] :].astype(bool)
         np.testing.assert_allclose(right[keep], left[keep], atol=atol, rtol=1e-3, err_msg=f"step {place}")
+
+
+def shared(model: onnx.ModelProto, **choices: Any) -> onnx_attnfuse.Result:
+    """The model with its cache in one buffer, on the CPU unless `choices` says otherwise."""
+    return onnx_attnfuse.optimize(model, **{"ep": "cpu", "cache": "shared", **choices})
+
+
+def assert_serves(
+    model: onnx.ModelProto, result: onnx_attnfuse.Result, padding: Sequence[Sequence[int]], more: Sequence[int]
+) -> None:
+    """A decoder with a buffer gives in a loop what its source gives, wherever there are tokens."""
+    found = result.report.decoder
+    assert found is not None, result.report.notes
+    fed = steps(padding, more)
+    assert_same_at_tokens(grown(model, found, fed), buffered(result.model, found, fed), fed)

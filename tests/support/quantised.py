@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import logging
 import pathlib
 import shutil
 import tempfile
@@ -19,6 +18,7 @@ from onnxruntime.quantization.execution_providers.qnn import get_qnn_qdq_config,
 from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
 
 import onnx_attnfuse
+from benchmarks.harness import quietly
 from tests.support.bundled import BUNDLED, Array, cases
 
 Settings = Mapping[str, Any]
@@ -110,15 +110,10 @@ def _written(path: pathlib.Path, write: Callable[[pathlib.Path, pathlib.Path], o
 
 @contextlib.contextmanager
 def _quietly() -> Generator[None]:
-    """Without the advice that quantisers log."""
-    before = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.disable(before)
+    """Drops the advice that quantisers log, and their warnings."""
+    with quietly(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
 
 
 def _batches(path: pathlib.Path) -> Iterator[Mapping[str, Array]]:

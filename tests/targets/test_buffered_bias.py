@@ -8,9 +8,8 @@ import numpy as np
 import onnx
 import pytest
 
-import onnx_attnfuse
 from onnx_attnfuse.assumptions import ASSUMPTIONS
-from tests.support.decoder_loops import assert_same_at_tokens, buffered, grown, steps
+from tests.support.decoder_loops import assert_serves, shared
 from tests.support.decoders import PADDED, UNPADDED, decoder
 
 _PADDINGS = {
@@ -40,63 +39,52 @@ def _decoder(added: str, seen: str = PADDED, fill: float = -60000.0, **traits: A
     return model
 
 
-def _shared(model: onnx.ModelProto, **choices: Any) -> onnx_attnfuse.Result:
-    return onnx_attnfuse.optimize(model, **{"ep": "cpu", "cache": "shared", **choices})
-
-
-def _assert_serves(model: onnx.ModelProto, result: onnx_attnfuse.Result, padding: list[list[int]], more: tuple[int, ...]) -> None:
-    found = result.report.decoder
-    assert found is not None, result.report.notes
-    fed = steps(padding, more)
-    assert_same_at_tokens(grown(model, found, fed), buffered(result.model, found, fed), fed)
-
-
 @pytest.mark.parametrize("padding", _PADDINGS)
 @pytest.mark.parametrize("added", [_TEXT_POSITIONS, _DISTANCES], ids=["positions of text", "distances"])
 def test_a_bias_is_in_the_order_of_the_buffer(added: str, padding: str) -> None:
     model = _decoder(added)
-    result = _shared(model)
+    result = shared(model)
     assert {site.mask_form for site in result.report.sites} == {"GroupQueryAttention causal, shared buffer, attention_bias"}
     assert all("bounded-scores" in site.assumptions for site in result.report.sites)
-    _assert_serves(model, result, _PADDINGS[padding], (1, 1, 1))
+    assert_serves(model, result, _PADDINGS[padding], (1, 1, 1))
 
 
 @pytest.mark.parametrize(("added", "alike"), [(_TEXT_POSITIONS, False), (_DISTANCES, True)])
 def test_distances_that_count_padding_are_those_of_all_entries(added: str, *, alike: bool) -> None:
-    found = _shared(_decoder(added), verify="none").report.decoder
+    found = shared(_decoder(added), verify="none").report.decoder
     assert found is not None
     assert found.counts_alike == alike
 
 
 def test_several_tokens_on_top_of_padding_get_their_own_rows_and_columns() -> None:
     model = _decoder(_DISTANCES)
-    _assert_serves(model, _shared(model), [[0, 1, 0, 1]], (3, 1, 2, 1))
+    assert_serves(model, shared(model), [[0, 1, 0, 1]], (3, 1, 2, 1))
 
 
 def test_a_bias_whose_mask_is_minus_infinity_leaves_no_nan_behind() -> None:
     guard = "nan{i} = IsNaN(weights{i}) kept{i} = Where(nan{i}, nothing, weights{i})"
     model = _decoder(_DISTANCES, fill=-np.inf, after=guard, weights="kept{i}")
     for padding in _PADDINGS.values():
-        _assert_serves(model, _shared(model), padding, (1, 1))
+        assert_serves(model, shared(model), padding, (1, 1))
 
 
 def test_padding_that_is_vouched_for_leaves_rows_or_all_as_they_are() -> None:
     model = _decoder(_DISTANCES)
     counts = {
-        choice: sum(node.op_type == "GatherND" for node in _shared(model, padding=choice).model.graph.node)
+        choice: sum(node.op_type == "GatherND" for node in shared(model, padding=choice).model.graph.node)
         for choice in ("auto", "assume-right", "assume-none")
     }
     assert counts["auto"] > counts["assume-right"] > counts["assume-none"] == 0
-    _assert_serves(model, _shared(model, padding="assume-right"), _PADDINGS["right"], (1, 1))
-    _assert_serves(model, _shared(model, padding="assume-none"), _PADDINGS["none"], (1, 1))
+    assert_serves(model, shared(model, padding="assume-right"), _PADDINGS["right"], (1, 1))
+    assert_serves(model, shared(model, padding="assume-none"), _PADDINGS["none"], (1, 1))
 
 
 def test_a_model_without_a_mask_hands_its_bias_over_as_it_is() -> None:
     model = _decoder(_DISTANCES, seen=UNPADDED)
-    result = _shared(model)
+    result = shared(model)
     assert not {"TopK", "GatherND"} & {node.op_type for node in result.model.graph.node}
-    _assert_serves(model, result, _PADDINGS["none"], (1, 1))
-    _assert_serves(model, result, [[1, 1, 1]], (2, 1))
+    assert_serves(model, result, _PADDINGS["none"], (1, 1))
+    assert_serves(model, result, [[1, 1, 1]], (2, 1))
 
 
 @pytest.mark.parametrize(
@@ -113,8 +101,8 @@ def test_a_model_without_a_mask_hands_its_bias_over_as_it_is() -> None:
     ids=["a fill near the bias", "scores that may be anything", "a bias that is an input"],
 )
 def test_a_bias_that_may_mask_whole_rows_keeps_the_cache(traits: dict[str, Any], choices: dict[str, Any], said: str) -> None:
-    assert _shared(_decoder(_TEXT_POSITIONS)).report.decoder is not None
-    result = _shared(_decoder(**({"added": _TEXT_POSITIONS} | traits)), **choices)
+    assert shared(_decoder(_TEXT_POSITIONS)).report.decoder is not None
+    result = shared(_decoder(**({"added": _TEXT_POSITIONS} | traits)), **choices)
     assert result.report.decoder is None
     assert any(said in reason.message for site in result.report.sites for reason in site.reasons)
 
@@ -127,7 +115,7 @@ def test_on_a_provider_that_is_not_known_to_add_it_the_cache_is_as_it_was() -> N
     next(item for item in model.graph.initializer if item.name == "fill32").CopyFrom(
         onnx.numpy_helper.from_array(np.float32(-60000), "fill32")
     )
-    assert _shared(model).report.decoder is not None
-    result = _shared(model, ep="cuda", arch="sm90")
+    assert shared(model).report.decoder is not None
+    result = shared(model, ep="cuda", arch="sm90")
     assert result.report.decoder is None
     assert any("beside lengths on cuda" in reason.message for site in result.report.sites for reason in site.reasons)

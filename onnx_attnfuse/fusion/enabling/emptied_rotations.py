@@ -67,7 +67,7 @@ class _Emptied:
     sizes: tuple[Dim, Dim]
     """Entries of the batch, and rows of each."""
     tested: tuple[Dim, Dim]
-    """The same of the test, which may be 1."""
+    """Lengths of these axes in the test, each of which may be 1."""
 
     @staticmethod
     def read(node: ir.Node, facts: Facts) -> _Emptied | None:

@@ -67,7 +67,7 @@ class _Rotated:
         return _Rotated(rotary, moved, bias, product, width // size, size)
 
     def paired(self, joined: int, builder: Builder) -> ir.Value:
-        """The same with pairs side by side and so many heads as one."""
+        """The rotation with pairs side by side and so many heads as one."""
         facts, (x, weight) = builder.facts, self.product.inputs
         assert x is not None
         assert weight is not None

@@ -75,7 +75,7 @@ class UnpadFixed(Rows):
         return build.node("RestorePadding", inputs, domain=CONTRIB, dims=shape, dtype=build.facts.dtype(packed), hint=hint)
 
     def with_packing(self) -> UnpadFixed:
-        """The same with further inputs of PackedMultiHeadAttention; entries end where the rows do."""
+        """These rows with further inputs of PackedMultiHeadAttention; entries end where the rows do."""
         build, batch = self.builder, self.tokens.batch
         parts = [build.reshape(self._begins, [batch]), build.reshape(self._total, [1])]
         ends = build.node("Concat", parts, {"axis": 0}, dims=[batch + 1], dtype=_INDEX)

@@ -39,7 +39,7 @@ class AttentionForm(abc.ABC):
         """A way in and out that nothing has gone through yet."""
 
     def trial(self) -> PadUnpad:
-        """The same for the judge, which gives any number of tokens."""
+        """The way in and out for the judge, which gives any number of tokens."""
         return self.pad_unpad()
 
     @abc.abstractmethod
@@ -63,7 +63,7 @@ class OperatorForm(AttentionForm):
         return self._fixed or UnpadTokens(self._context.builder, self.tokens, self._padding.lengths())
 
     def trial(self) -> PadUnpad:
-        """The same for the judge, with rows for all."""
+        """The way in and out for the judge, with rows for all."""
         whole = None if self._fixed is None else UnpadFixed(self._context.builder, self.tokens, self.keep, None).with_packing()
         return whole or self.pad_unpad()
 
@@ -103,7 +103,7 @@ class RowsForm(AttentionForm):
         return self._rows
 
     def trial(self) -> PadUnpad:
-        """The same for the judge, with rows for all."""
+        """The way in and out for the judge, with rows for all."""
         is_fixed = isinstance(self._rows, UnpadFixed)
         return UnpadFixed(self._builder, self.tokens, self.keep, None) if is_fixed else self._rows
 

@@ -42,15 +42,20 @@ def feeds() -> dict[str, np.ndarray]:
     return {name: rng.standard_normal((2, 2, *size), np.float32) for name, size in sizes.items()}
 
 
-def fused(before: onnx.ModelProto) -> onnx_attnfuse.SiteReport:
-    """The one site, after the outputs of both models were compared."""
+def sites(before: onnx.ModelProto, atol: float = 1e-6) -> tuple[onnx_attnfuse.SiteReport, ...]:
+    """The sites, after the outputs of both models were compared."""
     result = onnx_attnfuse.optimize(before)
     names = {item.name for item in before.graph.input}
     given = {name: array for name, array in feeds().items() if name in names}
     expected, found = run(before, given), run(result.model, given)
     for name, array in expected.items():
-        np.testing.assert_allclose(found[name], array, rtol=1e-5, atol=1e-6)
-    (site,) = result.report.sites
+        np.testing.assert_allclose(found[name], array, rtol=1e-5, atol=atol)
+    return result.report.sites
+
+
+def fused(before: onnx.ModelProto) -> onnx_attnfuse.SiteReport:
+    """The one site, after the outputs of both models were compared."""
+    (site,) = sites(before)
     return site
 
 
@@ -104,14 +109,8 @@ _DIFFERENCE = """weights = Softmax<axis = -1>(scores)
     ids=["plain", "with a factor", "a mean of rows", "with a factor by key"],
 )
 def test_a_difference_of_weights_is_one_of_two_attentions(made: str, other: str, statuses: list[str]) -> None:
-    before = model(_DIFFERENCE.format(made=made, other=other))
-    result = onnx_attnfuse.optimize(before)
-    names = {item.name for item in before.graph.input}
-    given = {name: array for name, array in feeds().items() if name in names}
-    expected, found = run(before, given), run(result.model, given)
-    for name, array in expected.items():
-        np.testing.assert_allclose(found[name], array, rtol=1e-5, atol=1e-5)
-    assert [site.status for site in result.report.sites] == statuses
+    found = sites(model(_DIFFERENCE.format(made=made, other=other)), atol=1e-5)
+    assert [site.status for site in found] == statuses
 
 
 def test_weights_that_several_factors_multiply_are_left() -> None:

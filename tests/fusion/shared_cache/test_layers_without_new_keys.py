@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import onnx
 import pytest
 
-import onnx_attnfuse
-from tests.support.decoder_loops import assert_same_at_tokens, buffered, grown, steps
+from tests.support.decoder_loops import assert_serves, shared
 from tests.support.decoders import PADDED, UNPADDED, WINDOWED, decoder
 
 _PADDINGS = {
@@ -36,15 +36,7 @@ def _following(*parts: str, **traits: Any) -> onnx.ModelProto:
     return model
 
 
-def _shared(model: onnx.ModelProto, **choices: Any) -> onnx_attnfuse.Result:
-    return onnx_attnfuse.optimize(model, **{"ep": "cpu", "cache": "shared", "onnxruntime": "1.32", **choices})
-
-
-def _assert_serves(model: onnx.ModelProto, result: onnx_attnfuse.Result, padding: list[list[int]], more: tuple[int, ...]) -> None:
-    found = result.report.decoder
-    assert found is not None, result.report.notes
-    fed = steps(padding, more)
-    assert_same_at_tokens(grown(model, found, fed), buffered(result.model, found, fed), fed)
+_shared = functools.partial(shared, onnxruntime="1.32")
 
 
 @pytest.mark.newest
@@ -59,7 +51,7 @@ def test_it_reads_the_buffer_without_new_keys(padding: str, *, given: bool) -> N
     found = result.report.decoder
     assert found is not None
     assert (found.layers, found.past_keys, found.present_values) == (1, ("past_key_values.0.key",), ("present.0.value",))
-    _assert_serves(model, result, _PADDINGS[padding], (1, 1, 1))
+    assert_serves(model, result, _PADDINGS[padding], (1, 1, 1))
 
 
 @pytest.mark.newest
@@ -67,15 +59,15 @@ def test_it_reads_the_buffer_without_new_keys(padding: str, *, given: bool) -> N
 def test_windows_and_models_without_a_mask(traits: dict[str, Any]) -> None:
     model = _following("key", "value", **traits)
     result = _shared(model)
-    _assert_serves(model, result, _PADDINGS["none"], (1, 1, 1))
-    _assert_serves(model, result, [[1, 1, 1]], (3, 1, 2))
+    assert_serves(model, result, _PADDINGS["none"], (1, 1, 1))
+    assert_serves(model, result, [[1, 1, 1]], (3, 1, 2))
 
 
 @pytest.mark.newest
 def test_the_buffer_is_not_quantised() -> None:
     result = _shared(_following("key", "value"), kv_cache="int8")
     assert any("without new keys, which is not quantised" in note for note in result.report.notes)
-    _assert_serves(_following("key", "value"), result, _PADDINGS["left"], (1, 1))
+    assert_serves(_following("key", "value"), result, _PADDINGS["left"], (1, 1))
 
 
 @pytest.mark.parametrize(

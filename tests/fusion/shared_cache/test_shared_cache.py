@@ -16,7 +16,7 @@ from onnx_attnfuse.assumptions import ASSUMPTIONS
 from onnx_attnfuse.fusion.shared_cache import lengths, share
 from onnx_attnfuse.graph.build import Builder
 from tests.support.bundled import BUNDLED
-from tests.support.decoder_loops import assert_same_at_tokens, buffered, grown, session, steps
+from tests.support.decoder_loops import assert_same_at_tokens, assert_serves, buffered, grown, session, shared, steps
 from tests.support.decoders import LOGITS, PADDED, SINKS, UNPADDED, WINDOWED, decoder
 
 _EXPORTS = sorted((pathlib.Path(__file__).parent / "exports").glob("*.onnx"))
@@ -28,29 +28,18 @@ _HOLES = [[1, 0, 1, 1, 0, 1], [0, 1, 1, 0, 1, 1], [1] * 6]
 _PADDINGS = {"none": _FULL, "left": _LEFT, "right": _RIGHT, "holes": _HOLES}
 
 
-def _shared(model: onnx.ModelProto, **choices: object) -> onnx_attnfuse.Result:
-    return onnx_attnfuse.optimize(model, **{"ep": "cpu", "cache": "shared", **choices})
-
-
-def _assert_serves(model: onnx.ModelProto, result: onnx_attnfuse.Result, padding: list[list[int]], more: tuple[int, ...]) -> None:
-    found = result.report.decoder
-    assert found is not None, result.report.notes
-    fed = steps(padding, more)
-    assert_same_at_tokens(grown(model, found, fed), buffered(result.model, found, fed), fed)
-
-
 @pytest.mark.parametrize("path", [_LLAMA, *_EXPORTS], ids=lambda path: path.stem)
 def test_real_exports_give_the_same_in_a_loop(path: pathlib.Path) -> None:
     model = onnx.load(path)
-    result = _shared(model)
+    result = shared(model)
     assert [(site.op, site.status) for site in result.report.sites] == [("GroupQueryAttention", "fused")] * 2
     assert all("shared buffer" in (site.mask_form or "") for site in result.report.sites)
     assert "If" not in {node.op_type for node in result.model.graph.node}
     windowed = path.stem.startswith(_WINDOWED)
     for name, padding in _PADDINGS.items():
         if not windowed or name in {"none", "left"}:
-            _assert_serves(model, result, padding, (1, 1, 1))
-    _assert_serves(model, result, [[1, 1, 1, 1]], (3, 1, 2, 1))
+            assert_serves(model, result, padding, (1, 1, 1))
+    assert_serves(model, result, [[1, 1, 1, 1]], (3, 1, 2, 1))
 
 
 def test_the_exports_are_those_that_were_meant() -> None:
@@ -61,7 +50,7 @@ def test_the_exports_are_those_that_were_meant() -> None:
 
 
 def test_windows_and_soft_caps_go_into_the_operator() -> None:
-    result = _shared(onnx.load(_EXPORTS[0]))
+    result = shared(onnx.load(_EXPORTS[0]))
     nodes = [node for node in result.model.graph.node if node.op_type == "GroupQueryAttention"]
     attributes = [{item.name: onnx.helper.get_attribute_value(item) for item in node.attribute} for node in nodes]
     assert [found["local_window_size"] for found in attributes] == [4, -1]
@@ -73,7 +62,7 @@ def test_windows_and_soft_caps_go_into_the_operator() -> None:
 def test_padding_in_a_mask_that_goes_on_counts_in_no_later_step() -> None:
     """A row that has ended, and is fed padding while others go on."""
     model = onnx.load(_LLAMA)
-    result = _shared(model)
+    result = shared(model)
     fed = steps(_LEFT, (1, 1, 1, 1))
     for step in fed[2:]:
         step.mask[0, 7] = 0
@@ -84,7 +73,7 @@ def test_padding_in_a_mask_that_goes_on_counts_in_no_later_step() -> None:
 
 def test_padding_within_tokens_that_are_added_to_a_cache() -> None:
     model = onnx.load(_LLAMA)
-    result = _shared(model)
+    result = shared(model)
     fed = steps([[0, 1, 1, 1]], (4, 1, 3, 1))
     for step in fed[1:]:
         step.mask[0, [5, 7]] = 0
@@ -97,12 +86,12 @@ def test_padding_within_tokens_that_are_added_to_a_cache() -> None:
 @pytest.mark.parametrize("padding", _PADDINGS)
 def test_rotations_are_those_of_the_source(padding: str, *, given: bool) -> None:
     model = decoder(given=given)
-    _assert_serves(model, _shared(model), _PADDINGS[padding], (1, 1, 1))
+    assert_serves(model, shared(model), _PADDINGS[padding], (1, 1, 1))
 
 
 def test_rotations_go_into_the_operator_where_each_token_has_its_own_position_there() -> None:
     model = decoder(dtype="float16")
-    (gpu, cpu) = (_shared(model, ep=name, arch="sm90" if name == "cuda" else None) for name in ("cuda", "cpu"))
+    (gpu, cpu) = (shared(model, ep=name, arch="sm90" if name == "cuda" else None) for name in ("cuda", "cpu"))
     assert {site.mask_form for site in gpu.report.sites} == {"GroupQueryAttention causal, shared buffer, do_rotary, packed qkv"}
     assert {site.mask_form for site in cpu.report.sites} == {"GroupQueryAttention causal, shared buffer"}
     assert "RotaryEmbedding" not in {node.op_type for node in gpu.model.graph.node}
@@ -111,27 +100,27 @@ def test_rotations_go_into_the_operator_where_each_token_has_its_own_position_th
 
 def test_on_a_cpu_they_do_where_positions_count_up_for_all_entries() -> None:
     model = decoder(seen=UNPADDED, given=False)
-    result = _shared(model)
+    result = shared(model)
     assert {site.mask_form for site in result.report.sites} == {"GroupQueryAttention causal, shared buffer, do_rotary"}
-    _assert_serves(model, result, _FULL, (1, 1))
+    assert_serves(model, result, _FULL, (1, 1))
 
 
 def test_a_model_without_a_mask_gets_one_that_tells_lengths() -> None:
     model = decoder(seen=UNPADDED, rotated=False)
-    result = _shared(model)
+    result = shared(model)
     found = result.report.decoder
     assert found is not None
     assert found.attention_mask == "attention_mask"
     assert any("an input that was added" in note for note in result.report.notes)
-    _assert_serves(model, result, _FULL, (1, 1, 1))
-    _assert_serves(model, result, [[1, 1, 1]], (2, 1))
+    assert_serves(model, result, _FULL, (1, 1, 1))
+    assert_serves(model, result, [[1, 1, 1]], (2, 1))
 
 
 def test_a_window_counts_tokens() -> None:
     model = decoder(seen=WINDOWED)
-    result = _shared(model)
+    result = shared(model)
     assert {site.mask_form for site in result.report.sites} == {"GroupQueryAttention causal, local_window_size 4, shared buffer"}
-    _assert_serves(model, result, _LEFT, (1, 1, 1))
+    assert_serves(model, result, _LEFT, (1, 1, 1))
 
 
 @pytest.mark.parametrize("cast", [False, True], ids=["as they are", "cast to the type that they have"])
@@ -139,20 +128,20 @@ def test_sinks_go_into_the_operator(cast: bool) -> None:
     more = SINKS["more"].replace("Concat<axis=-1>(masked{i}, wide_sink{i})", "Concat<axis=-1>(masked{i}, same{i})")
     more = more.replace("both{i}", "same{i} = Cast<to=1>(wide_sink{i}) both{i}")
     model = decoder(**(SINKS | {"more": more} if cast else SINKS))
-    result = _shared(model)
+    result = shared(model)
     nodes = [node for node in result.model.graph.node if node.op_type == "GroupQueryAttention"]
     assert [bool(node.input[11]) for node in nodes] == [True, True]
     for padding in _PADDINGS.values():
-        _assert_serves(model, result, padding, (1, 1))
+        assert_serves(model, result, padding, (1, 1))
 
 
 def test_a_decoder_of_embeddings() -> None:
     model = decoder(embedded=True)
-    result = _shared(model)
+    result = shared(model)
     found = result.report.decoder
     assert found is not None
     assert (found.input_ids, found.inputs_embeds, found.hidden_size) == ("", "inputs_embeds", 64)
-    _assert_serves(model, result, _LEFT, (1, 1))
+    assert_serves(model, result, _LEFT, (1, 1))
 
 
 @pytest.mark.parametrize("given", [True, False], ids=["positions are given", "positions are counted"])
@@ -166,9 +155,9 @@ def test_axes_of_a_fixed_length_and_a_mask_whose_length_is_a_sum(fixed: dict[str
                 dim.dim_value = size
             elif size is not None:
                 dim.dim_param = size
-    result = _shared(model)
+    result = shared(model)
     prompt = [[1]] if "s" in fixed else [[0, 1, 1, 0, 1]]
-    _assert_serves(model, result, prompt, (1, 1) if "s" in fixed else (3, 1))
+    assert_serves(model, result, prompt, (1, 1) if "s" in fixed else (3, 1))
 
 
 _EXPERTS = """flat = Reshape(y0, rows_of) one_more = Unsqueeze(flat, zeros) each = Expand(one_more, experts)
@@ -183,15 +172,15 @@ def test_between_attentions_tokens_are_in_any_layout_or_in_the_order_of_the_sour
     model = decoder(between=between)
     for name, numbers in {"rows_of": [-1, 64], "experts": [3, 1, 1]}.items():
         model.graph.initializer.append(onnx.numpy_helper.from_array(np.array(numbers), name))
-    result = _shared(model)
+    result = shared(model)
     for padding in _PADDINGS.values():
-        _assert_serves(model, result, padding, (1, 1))
+        assert_serves(model, result, padding, (1, 1))
 
 
 def test_other_inputs_of_new_tokens_are_rearranged_with_them() -> None:
     model = decoder(inputs=", int64[b, s] segment", between="kind = Gather(kinds, segment) next = Add(y0, kind) ")
     model.graph.initializer.append(onnx.numpy_helper.from_array(np.eye(2, 64, dtype=np.float32), "kinds"))
-    result = _shared(model)
+    result = shared(model)
     assert result.report.decoder is not None, result.report.notes
     moved = [node for node in result.model.graph.node if node.op_type == "GatherElements"]
     assert "segment" in {node.input[0] for node in moved}
@@ -203,24 +192,24 @@ def test_positions_of_several_kinds_are_fed_and_rearranged() -> None:
     model = decoder(seen=seen, inputs=", int64[3, b, s] many", given=False)
     for node in model.graph.node:
         node.input[:] = ["chosen" if name == "rows1" else name for name in node.input]
-    result = _shared(model)
+    result = shared(model)
     assert result.report.decoder is not None, result.report.notes
     assert result.report.decoder.position_ids is None
 
 
 def test_a_model_in_which_tokens_look_at_padding_is_found_to_differ() -> None:
     model = decoder(between=_ACROSS)
-    result = _shared(model)
+    result = shared(model)
     assert result.report.decoder is None
     assert {reason.code for site in result.report.sites for reason in site.reasons} == {"differs"}
     assert result.report.differing == 1
-    _assert_serves(model, _shared(model, padding="assume-none"), _FULL, (1, 1))
+    assert_serves(model, shared(model, padding="assume-none"), _FULL, (1, 1))
 
 
 def test_outputs_of_the_last_token_are_those_of_the_last_token_of_the_source() -> None:
     end = "tail = Slice(y1, last, far, first) logits = MatMul(tail, head)"
     model = decoder(end=end)
-    result = _shared(model)
+    result = shared(model)
     found = result.report.decoder
     assert found is not None
     fed = steps(_LEFT, (1, 1))
@@ -230,12 +219,12 @@ def test_outputs_of_the_last_token_are_those_of_the_last_token_of_the_source() -
 
 def test_padding_that_is_vouched_for_is_not_rearranged() -> None:
     model = decoder()
-    anywhere, right, none = (_shared(model, padding=choice) for choice in ("auto", "assume-right", "assume-none"))
+    anywhere, right, none = (shared(model, padding=choice) for choice in ("auto", "assume-right", "assume-none"))
     assert ["TopK" in {node.op_type for node in result.model.graph.node} for result in (anywhere, right, none)] == [
         True, False, False,
     ]  # fmt: skip
-    _assert_serves(model, right, _RIGHT, (1, 1))
-    _assert_serves(model, none, _FULL, (1, 1))
+    assert_serves(model, right, _RIGHT, (1, 1))
+    assert_serves(model, none, _FULL, (1, 1))
 
 
 def test_what_differs_is_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -249,7 +238,7 @@ def test_what_differs_is_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
         return dataclasses.replace(found, last=builder.elementwise("Sub", [found.last, one], ir.DataType.INT32))
 
     monkeypatch.setattr(share, "read_lengths", longer)
-    result = _shared(model)
+    result = shared(model)
     assert result.report.decoder is None
     assert {reason.code for site in result.report.sites for reason in site.reasons} == {"differs"}
     assert result.report.differing == 1
@@ -273,8 +262,8 @@ def _cast_behind(model: onnx.ModelProto, to: int, more: str = "") -> onnx.ModelP
 
 def test_keys_that_are_cast_to_the_type_they_have_share_a_buffer() -> None:
     model = _cast_behind(decoder(), to=1)
-    result = _shared(model)
-    _assert_serves(model, result, _HOLES, (1, 1))
+    result = shared(model)
+    assert_serves(model, result, _HOLES, (1, 1))
     assert not [node for node in result.model.graph.node if node.op_type == "Concat" and "past" in " ".join(node.input)]
 
 
@@ -292,11 +281,11 @@ def test_a_cast_that_is_more_than_a_copy_keeps_the_cache(dtype: str, to: int, mo
         for item in model.graph.output:
             if item.name.startswith("present_key_"):
                 item.type.tensor_type.elem_type = to
-    assert _shared(model, verify="none").report.decoder is None
+    assert shared(model, verify="none").report.decoder is None
 
 
 def test_the_whole_model_is_judged_in_a_loop_when_all_is_done() -> None:
-    result = _shared(onnx.load(_LLAMA), verify="model")
+    result = shared(onnx.load(_LLAMA), verify="model")
     assert any(note.startswith("whole model verified in 16 loops, largest error ") for note in result.report.notes)
 
 
@@ -307,7 +296,7 @@ def test_names_that_are_taken_by_other_layers_are_given_in_order() -> None:
         node.input[:] = [swapped.get(name, name) for name in node.input]
     for value in model.graph.input:
         value.name = swapped.get(value.name, value.name)
-    found = _shared(model).report.decoder
+    found = shared(model).report.decoder
     assert found is not None
     assert found.past_keys == ("past_key_values.0.key", "past_key_values.1.key")
 
@@ -317,7 +306,7 @@ def test_what_fails_is_taken_back_and_told(monkeypatch: pytest.MonkeyPatch) -> N
         raise KeyError("a mistake")
 
     monkeypatch.setattr(share, "finish_interface", broken)
-    result = _shared(decoder(seen=UNPADDED, rotated=False))
+    result = shared(decoder(seen=UNPADDED, rotated=False))
     assert result.report.decoder is None
     assert [failure.kind for failure in result.report.failures] == ["defect"]
     assert {site.op for site in result.report.sites} == {"Attention"}
@@ -327,20 +316,20 @@ def test_what_fails_is_taken_back_and_told(monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.parametrize("assume", [("none",), ("named-sizes", "nonempty-axes", "large-fills", "bounded-scores")])
 def test_what_a_buffer_takes_for_granted_can_be_taken_back(assume: tuple[str, ...]) -> None:
-    result = _shared(decoder(), assume=assume)
+    result = shared(decoder(), assume=assume)
     assert result.report.decoder is None
 
 
 def test_a_window_takes_it_that_padding_does_not_lie_between_tokens() -> None:
     names = tuple(name for name in ASSUMPTIONS if name != "padding-at-the-ends")
-    left, shared = _shared(decoder(seen=WINDOWED), assume=names), _shared(decoder(), assume=names)
+    left, served = shared(decoder(seen=WINDOWED), assume=names), shared(decoder(), assume=names)
     assert {reason.code for site in left.report.sites for reason in site.reasons} == {"padding-kept"}
-    assert (left.report.decoder is None, shared.report.decoder is None) == (True, False)
+    assert (left.report.decoder is None, served.report.decoder is None) == (True, False)
 
 
 def test_a_second_run_finds_nothing_to_do() -> None:
-    once = _shared(decoder())
-    again = _shared(once.model)
+    once = shared(decoder())
+    again = shared(once.model)
     assert again.report.decoder is None
     assert {site.status for site in again.report.sites} == {"already-fused"}
     assert again.model.graph.node == once.model.graph.node
@@ -369,9 +358,9 @@ _SUM = "total_sum = ReduceSum<keepdims=0>({name})"
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_near_misses_are_left_as_they_were(near_miss: dict[str, Any], code: str) -> None:
-    assert _shared(decoder()).report.decoder is not None
+    assert shared(decoder()).report.decoder is not None
     model = decoder(**near_miss)
-    result = _shared(model)
+    result = shared(model)
     assert result.report.decoder is None
     assert code in {reason.code for site in result.report.sites for reason in site.reasons}
     assert any(note.startswith("the cache is as it was: ") for note in result.report.notes)
@@ -394,7 +383,7 @@ def test_a_cache_that_keys_are_computed_from_is_told_apart_from_none(made_of_all
                 kept, node.output[0] = node.output[0], f"{node.output[0]}_kept"
                 made.input[0] = node.output[0]
                 model.graph.node.insert(at + 1, onnx.helper.make_node("Neg", [node.output[0]], [kept]))
-    result = _shared(model, verify="none")
+    result = shared(model, verify="none")
     (note,) = (note for note in result.report.notes if note.startswith("no attention has a cache that could be a buffer"))
     assert note.endswith(said)
 
@@ -422,21 +411,21 @@ def test_axes_need_no_names(path: pathlib.Path, *, named_apart: bool) -> None:
     model = _unnamed(onnx.load(path), named_apart=named_apart)
     grown_result = onnx_attnfuse.optimize(model, ep="cpu")
     assert [site.status for site in grown_result.report.sites] == ["fused"] * 2
-    result = _shared(model)
+    result = shared(model)
     assert [(site.op, site.status) for site in result.report.sites] == [("GroupQueryAttention", "fused")] * 2
     assert all({"masks-fit", "equal-pasts"} <= set(site.assumptions) for site in result.report.sites)
     assert not any("named-sizes" in site.assumptions for site in result.report.sites)
-    _assert_serves(model, result, _PADDINGS["left"], (1, 1, 1))
+    assert_serves(model, result, _PADDINGS["left"], (1, 1, 1))
 
 
 @pytest.mark.parametrize(("assumption", "code"), [("equal-pasts", "not-causal"), ("masks-fit", "wide-mask")])
 def test_sizes_that_do_not_follow_are_assumed_to_be_equal_or_told_apart(assumption: str, code: str) -> None:
     model = _unnamed(decoder(other="earlier"), named_apart=True)
-    result = _shared(model)
+    result = shared(model)
     assert result.report.decoder is not None, result.report.notes
     assert all(assumption in site.assumptions for site in result.report.sites)
-    _assert_serves(model, result, _PADDINGS["left"], (1, 1))
-    left = _shared(model, assume=tuple(name for name in ASSUMPTIONS if name not in {assumption, "wide-subgroups"}))
+    assert_serves(model, result, _PADDINGS["left"], (1, 1))
+    left = shared(model, assume=tuple(name for name in ASSUMPTIONS if name not in {assumption, "wide-subgroups"}))
     assert left.report.decoder is None
     assert code in {reason.code for site in left.report.sites for reason in site.reasons}
 
@@ -450,7 +439,7 @@ def _angles(model: onnx.ModelProto) -> set[str]:
 def test_angles_that_stand_side_by_side_twice_are_computed_once() -> None:
     model = onnx.load(_LLAMA)
     assert _angles(model) == {"Concat"}
-    assert _angles(_shared(model).model) == {"Mul"}
+    assert _angles(shared(model).model) == {"Mul"}
 
 
 def test_angles_in_other_parts_than_the_pairs_stay_side_by_side() -> None:
@@ -462,6 +451,6 @@ def test_angles_in_other_parts_than_the_pairs_stay_side_by_side() -> None:
     del both.input[:]
     both.input.extend(["near", "distant", "near", "distant"])
     model.graph.node.insert(place, halves)
-    result = _shared(model)
+    result = shared(model)
     assert _angles(result.model) == {"Concat"}
-    _assert_serves(model, result, _LEFT, (1, 1))
+    assert_serves(model, result, _LEFT, (1, 1))
