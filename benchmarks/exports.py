@@ -1,10 +1,11 @@
-"""Models that benchmarks export: attentions by their mask, encoders with padding, models whose bias depends on the input.
+"""Models that benchmarks export: attentions by their mask, and encoders with padding.
 
-    python -m benchmarks.exports attention|encoder|bias FOLDER [--only PART]
+    python -m benchmarks.exports attention|encoder FOLDER [--only PART]
 
 Batch and length are dynamic. Beside an attention lies what onnxscript makes of it. Exports that are there are used again.
 """
 
+# pyright: basic, reportMissingTypeStubs=false
 from __future__ import annotations
 
 import contextlib
@@ -12,7 +13,7 @@ import io
 import logging
 import pathlib
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import click
@@ -150,69 +151,8 @@ def encoder(folder: pathlib.Path, kind: str, heads: int, head: int, dtype: str) 
     return export(Encoder(kind, heads, head).to(element), inputs, path, input_names=["x", "mask"], dynamic_shapes=shapes)
 
 
-_LARGE = {"num_hidden_layers": 3, "hidden_size": 1024, "num_attention_heads": 16, "intermediate_size": 4096}
-_RELATIVE = {"relative_attention": True, "pos_att_type": ["p2c", "c2p"], "position_buckets": 256, "norm_rel_ebd": "layer_norm"}
-_LENGTH = 96
-Settings = Mapping[str, Any]
-BIASED: Mapping[str, tuple[str, str, Settings]] = {
-    "wav2vec2-bert-relative-key": ("Wav2Vec2Bert", "features", {"position_embeddings_type": "relative_key"}),
-    "wav2vec2-bert-relative": ("Wav2Vec2Bert", "features", {"position_embeddings_type": "relative"}),
-    "wav2vec2-conformer": ("Wav2Vec2Conformer", "hidden", {"position_embeddings_type": "relative"}),
-    "wavlm": ("WavLM", "hidden", {}),
-    "deberta-v2": ("DebertaV2", "text", {**_LARGE, **_RELATIVE, "share_att_key": True, "position_biased_input": False}),
-    "xlnet": ("XLNet", "text", {"n_layer": 3}),
-    "sam-vision": ("SamVision", "picture", {"image_size": 160, "window_size": 0, "global_attn_indexes": [0, 1, 2]}),
-}
-"""Models of transformers whose bias depends on the input: three layers, 16 heads of 64, random weights."""
-
-
-class First(nn.Module):
-    """A model with inputs by position and its first result."""
-
-    def __init__(self, inner: nn.Module, names: tuple[str, ...]) -> None:
-        super().__init__()
-        self.inner, self.names = inner, names
-
-    def forward(self, *values: torch.Tensor) -> torch.Tensor:
-        """The hidden states of the last layer."""
-        return self.inner(**dict(zip(self.names, values, strict=True)))[0]
-
-
-def biased(folder: pathlib.Path, name: str) -> pathlib.Path:
-    """A model whose bias depends on the input, by dynamo and by TorchScript."""
-    import transformers
-
-    torch.manual_seed(0)
-    family, given, settings = BIASED[name]
-    base = (
-        {"vocab_size": 1000} if given == "text" else {**_LARGE, **({} if given == "picture" else {"apply_spec_augment": False})}
-    )
-    config = getattr(transformers, f"{family}Config")(**base, **settings)
-    made: Any = getattr(transformers, f"{family}Model")._from_config(config, attn_implementation="eager")
-    inputs: dict[str, torch.Tensor] = {
-        "features": lambda: {"input_features": torch.randn(1, _LENGTH, 160)},
-        "hidden": lambda: {"hidden_states": torch.randn(1, _LENGTH, 1024)},
-        "picture": lambda: {"pixel_values": torch.randn(1, 3, 160, 160)},
-        "text": lambda: {
-            "input_ids": torch.randint(0, 1000, (1, _LENGTH)),
-            "attention_mask": torch.ones(1, _LENGTH, dtype=torch.int64 if family == "DebertaV2" else torch.float32),
-        },
-    }[given]()
-    module, values = First(made.encoder if given == "hidden" else made, tuple(inputs)), tuple(inputs.values())
-    length = torch.export.Dim("s", min=2, max=512)
-    shapes = None if given == "picture" else (tuple({1: length} for _ in values),)
-    path = export(module, values, folder / f"{name}-dynamo.onnx", input_names=list(inputs), dynamic_shapes=shapes)
-    other, axes = folder / f"{name}-torchscript.onnx", None if given == "picture" else {key: {1: "s"} for key in inputs}
-    if not other.exists():
-        names = list(inputs)
-        torch.onnx.export(module, values, str(other), dynamo=False, opset_version=17, input_names=names, dynamic_axes=axes)
-    return path
-
-
 def jobs(family: str, folder: pathlib.Path) -> dict[str, Callable[[], pathlib.Path]]:
     """What is exported of a family, by name."""
-    if family == "bias":
-        return {name: lambda name=name: biased(folder, name) for name in BIASED}
     make, kinds = (attention, KINDS) if family == "attention" else (encoder, ("attention", "encoder"))
     heads = ((32, 128), (12, 64)) if family == "attention" else ((12, 64), (16, 64))
     types = ("float16", "bfloat16", "float32") if family == "attention" else ("float16", "float32")
@@ -231,7 +171,7 @@ def quiet() -> None:
 
 
 @click.command()
-@click.argument("family", type=click.Choice(["attention", "encoder", "bias"]))
+@click.argument("family", type=click.Choice(["attention", "encoder"]))
 @click.argument("folder", type=pathlib.Path)
 @click.option("--only", default="", help="A part of the names.")
 def main(family: str, folder: pathlib.Path, only: str) -> None:

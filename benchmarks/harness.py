@@ -1,13 +1,16 @@
 """What all benchmarks share: variants that take turns, ratios within a run, checks of results, and a page of Markdown.
 
 A benchmark is declared: `Benchmark(title, races)`, where `races` yields a `Race` for each row, with a maker for each variant. The
-first variant is what the others are compared with. `command` makes a command of several of them.
+first variant is what the others are compared with. `command` makes a command of the modules
+of a folder.
 """
 
+# pyright: basic, reportMissingTypeStubs=false
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import importlib
 import importlib.metadata
 import json
 import logging
@@ -362,12 +365,19 @@ def kernels(make: Callable[[], Bound]) -> list[str]:
         return sorted({run.kernel for run in read_kernel_log(file.read().decode(errors="ignore"))})
 
 
-def command(module: str, benchmarks: Mapping[str, Callable[[], Benchmark]], provider: str = "cuda") -> click.Command:
-    """A command that measures one of several benchmarks."""
+def subjects(folder: pathlib.Path) -> dict[str, Callable[[], Benchmark]]:
+    """The benchmarks of a folder's modules by their names, each imported when it is asked for."""
+    names = sorted(path.stem for path in folder.glob("*.py") if path.stem[0] != "_")
+    return {name: lambda name=name: importlib.import_module(f"benchmarks.{folder.name}.{name}").BENCHMARK for name in names}
+
+
+def command(folder: pathlib.Path) -> click.Command:
+    """A command that measures one of the benchmarks of a folder."""
+    benchmarks = subjects(folder)
 
     @click.command(context_settings={"show_default": True})
     @click.argument("name", type=click.Choice(sorted(benchmarks)))
-    @click.option("--provider", type=click.Choice(sorted(PROVIDERS)), default=provider)
+    @click.option("--provider", type=click.Choice(sorted(PROVIDERS)), default="cuda")
     @click.option("--quick", is_flag=True, help="The smallest sizes and three rounds, to see that it works.")
     @click.option("--rounds", default=30)
     @click.option("--threads", default=0, help="Of a CPU; with 1 the time that the thread computed counts.")
@@ -387,7 +397,7 @@ def command(module: str, benchmarks: Mapping[str, Callable[[], Benchmark]], prov
             f" --{key} {chosen[key]}" for key in ("provider", "threads", "arch") if chosen[key] != getattr(Setting, key)
         )
         flags += f" --sizes {setting.given}" * bool(setting.given) + " --quick" * setting.quick
-        text = page(benchmarks[name](), setting, f"python -m {module} {name}{flags}", to)
+        text = page(benchmarks[name](), setting, f"python -m benchmarks.{folder.name} {name}{flags}", to)
         if to is None:
             click.echo(text, nl=False)
 

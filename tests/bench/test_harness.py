@@ -12,9 +12,7 @@ pytest.importorskip("onnxruntime")
 
 from click.testing import CliRunner
 
-from benchmarks.harness import Benchmark, Bound, Race, Setting, apart, cells, in_turns, model, page
-from benchmarks.on_cpu import main as on_cpu
-from benchmarks.on_gpu.__main__ import SUBJECTS, benchmark
+from benchmarks.harness import Benchmark, Bound, Race, Setting, apart, cells, in_turns, model, page, subjects
 from benchmarks.on_gpu.__main__ import main as on_gpu
 
 _CPU = Setting("cpu", quick=True, rounds=3, threads=1)
@@ -82,41 +80,22 @@ def test_a_page_has_its_command_and_a_line_for_each_row(tmp_path: pathlib.Path) 
     assert [line.split(" | ")[0] for line in text.splitlines() if line.startswith("| ")] == ["| ", "| ---", "| one", "| two"]
 
 
-@pytest.mark.parametrize(
-    "subject",
-    [
-        "columns",
-        pytest.param("rms_norm", marks=pytest.mark.newest),
-        "products",
-        "projection",
-        "experts",
-        "capture",
-        "kernels",
-    ],
-)
+@pytest.mark.parametrize("subject", ["capture", "attention"])
 def test_a_benchmark_for_a_gpu_is_tried_out_on_a_cpu(subject: str, tmp_path: pathlib.Path) -> None:
+    if subject == "attention":
+        pytest.importorskip("torch")
     done = CliRunner().invoke(on_gpu, [subject, "--provider", "cpu", "--quick", "--folder", str(tmp_path)])
     assert done.exit_code == 0, done.output
     assert "failed" not in done.stdout
     assert f"python -m benchmarks.on_gpu {subject} --provider cpu --quick" in done.stdout
 
 
-@pytest.mark.parametrize("name", ["bias", "norm"])
-def test_forms_on_the_cpu_are_equal(name: str, tmp_path: pathlib.Path) -> None:
-    done = CliRunner().invoke(on_cpu, [name, "--quick", "--threads", "1", "--folder", str(tmp_path)])
-    assert done.exit_code == 0, done.output
-    far = [
-        float(cell.split()[-1])
-        for row in done.stdout.split("| --- |\n")[1].splitlines()
-        for cell in row.strip("| ").split(" | ")[1:]
-    ]
-    assert len(far) >= 8
-    assert max(far) < 1e-5
-
-
 def test_every_subject_is_a_benchmark() -> None:
     pytest.importorskip("torch")
-    assert all(isinstance(benchmark(subject), Benchmark) for subject in SUBJECTS)
+    root = pathlib.Path(__file__).parents[2] / "benchmarks"
+    found = [make() for name in ("on_gpu", "on_torch") for make in subjects(root / name).values()]
+    assert len(found) > 8
+    assert all(isinstance(made, Benchmark) for made in found)
 
 
 def test_numbers_of_different_sizes_are_compared_each_by_itself() -> None:

@@ -31,7 +31,7 @@ from onnx_attnfuse.graph.ops import CONTRIB
 
 _ALIGNED, _MULTIPLE = 8, 64
 """The multiple that tensor cores need, and that columns are padded to: faster than 8, and 128 is no faster
-(benchmarks/results/columns_h200.md)."""
+(docs/decisions/0021)."""
 _FEWEST_ROWS, _FEWEST_COLUMNS = 256, 4096
 _SLICED, _SURELY_SLICED = 1 << 31, 1 << 16
 """Numbers from which on a Slice fails on CUDA, and columns up to which it is used for an unknown number of rows."""

@@ -2,7 +2,7 @@
 
 ONNX Runtime makes one SkipLayerNormalization of Add and LayerNormalization wherever it can tell that both summands have one
 shape, which after a fused attention it can more often than before. Its kernel for the CPU computes a row number by number and
-takes four to seven times as long as the two (benchmarks/results/bias_cpu.md). It does not look at Sum, which gives the same.
+takes four to seven times as long as the two (docs/decisions/0026). It does not look at Sum, which gives the same.
 """
 
 from __future__ import annotations

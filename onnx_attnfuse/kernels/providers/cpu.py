@@ -104,5 +104,5 @@ PROVIDER = ExecutionProvider(
     ),
 )
 """SkipLayerNormalization takes four to seven times as long as a sum and its normalization, SkipSimplifiedLayerNormalization up to
-twice (benchmarks/results/bias_cpu.md), so none is made. Few kernels are for float16: attention is computed in float32 and
+twice (docs/decisions/0026), so none is made. Few kernels are for float16: attention is computed in float32 and
 conversions between are dropped, so that a score plus -65504 keeps the score, where a GPU rounds it away."""

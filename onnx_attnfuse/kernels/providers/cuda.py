@@ -225,7 +225,7 @@ def _alone(arch: int) -> Mapping[str, Settings]:
 
 
 _FOR_IF = {"use_ep_level_unified_stream": "1"}
-"""Spares 77 MB for each branch that runs (benchmarks/results/branches_h200.md)."""
+"""Spares 77 MB for each branch that runs (docs/decisions/0018)."""
 
 
 def _option_words(name: str, value: str) -> str:
