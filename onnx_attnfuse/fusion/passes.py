@@ -22,7 +22,7 @@ from onnx_attnfuse.fusion.pattern_rewrites.windows import write_windows
 from onnx_attnfuse.fusion.plan_policy import needs_all_kernels
 from onnx_attnfuse.fusion.report_site import as_asked, nodes_by_role, roundings_of
 from onnx_attnfuse.fusion.site import SiteFuser
-from onnx_attnfuse.graph import no_ops
+from onnx_attnfuse.graph import arguments, no_ops
 from onnx_attnfuse.graph.constants import all_nodes
 from onnx_attnfuse.graph.fixed_sizes import input_sizes
 from onnx_attnfuse.graph.folding import fold
@@ -51,6 +51,14 @@ def drop_needless(graph: PassContext) -> int:
     if not any(node.op_type in _MAY_BEGIN or is_attention(node) for node in graph.scope.graph):
         return 0
     return no_ops.drop_inner_identities(graph.scope.graph) + sweep_unused(tuple(graph.scope.graph))
+
+
+def embed_arguments(run: Run) -> int:
+    """Gives functions the constants that all calls pass to them, in a model with attention."""
+    parts = run.model.graph, *run.model.functions.values()
+    if not any(node.op_type in _MAY_BEGIN or is_attention(node) for part in parts for node in all_nodes(part)):
+        return 0
+    return arguments.embed_arguments(run.model)
 
 
 def decompose_foreign(graph: PassContext) -> int:

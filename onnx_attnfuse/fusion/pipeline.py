@@ -29,6 +29,7 @@ from onnx_attnfuse.verify.verifier import Verifier
 _FIND, _REWRITE = "find", "plan and rewrite"
 PASSES: tuple[Pass, ...] = (
     ModelPass("fixing sizes", capturing.fix_sizes, must_succeed=True),
+    ModelPass("giving functions their constants", passes.embed_arguments, _FIND),
     ModelPass("decomposing operators with a past", decoders.decompose_cached, must_succeed=True),
     ModelPass("taking the decoder with a past of two", decoders.take_with_past),
     ModelPass(report_run.LAYING_OUT, decoders.lay_out),

@@ -43,7 +43,7 @@ def scopes(model: ir.Model, assumed: Assumed = Assumed()) -> Iterator[Scope]:  #
     facts = Facts(model.graph, assumed=assumed, calls=known)
     note(model.graph, facts)
     yield from _nested(model.graph, model.graph.name or "main", facts, opset)
-    for function in _callers_first(model):
+    for function in callers_first(model):
         agreed = _agreed_inputs(function, [item for item in calls[function.identifier()] if item[0].graph])
         facts = Facts(function, agreed, assumed, known)
         note(function, facts)
@@ -51,7 +51,7 @@ def scopes(model: ir.Model, assumed: Assumed = Assumed()) -> Iterator[Scope]:  #
         yield from _nested(function, path, facts, function.opset_imports.get("", opset))
 
 
-def _callers_first(model: ir.Model) -> list[ir.Function]:
+def callers_first(model: ir.Model) -> list[ir.Function]:
     """Functions ordered so that each comes after those that call it."""
     ordered: list[ir.Function] = []
     seen: set[ir.OperatorIdentifier] = set()

@@ -59,6 +59,8 @@ class Rows:
     """The compact bias to use."""
     zero_query: IndexedValue | None = None
     """Rows whose scores must all be equal."""
+    keeps_nan: bool = False
+    """Their scores are NaN where they were: a number is added to some of them."""
     refills: tuple[Refill, ...] = ()
     """Rows of the result that become a number."""
     assumes: tuple[AssumptionName, ...] = ()
@@ -111,7 +113,7 @@ def read_rows(
     if emitter is not None and spec.sink is None:
         check_half_sums(spec, context)
     compact = None if emitter is None else emitter.compact(spec.mask, fills)
-    rows = Rows(compact, assumes=assumes)
+    rows = Rows(compact, assumes=assumes, keeps_nan=not all(isinstance(step, Replaced) for step in spec.mask))
     if compact is not None and emitter is not None and not has_key:
         rows = _with_dead_rows(rows, compact, emitter, spec, fills, context, zeroes=zeroes)
         if masked is not None and context.device.provider.computes_in_float16:

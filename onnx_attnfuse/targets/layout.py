@@ -60,7 +60,7 @@ def prepared_query(builder: Builder, query: ir.Value, spec: AttentionSpec, rows:
     if scale <= 0.0:
         query = builder.elementwise("Mul", [query, builder.scalar(-1.0 if scale else 0.0, spec.dtype)], spec.dtype)
     if rows.zero_query is not None:
-        query = apply_rows(builder, query, axes.h, Refill(rows.zero_query, True), axes)
+        query = apply_rows(builder, query, axes.h, Refill(rows.zero_query, True, keeps_nan=rows.keeps_nan), axes)
     return query
 
 

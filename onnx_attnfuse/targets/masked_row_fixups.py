@@ -24,6 +24,8 @@ class Refill:
     where: bool
     number: float | Array = 0.0
     """A number, or one for each of n·channels."""
+    keeps_nan: bool = False
+    """Rows of NaN stay NaN."""
 
 
 def apply_rows(builder: Builder, value: ir.Value, channels: Axis, refill: Refill, axes: Axes4) -> ir.Value:
@@ -31,15 +33,29 @@ def apply_rows(builder: Builder, value: ir.Value, channels: Axis, refill: Refill
     number = refill.number
 
     def fill(value: ir.Value, test: ir.Value) -> ir.Value:
-        if isinstance(number, np.ndarray):
-            size = length(channels) if len(builder.facts.dims(value) or ()) == 4 else number.size
-            filling = builder.constant(number.reshape(-1, size) if isinstance(size, int) else number)
-        else:
-            filling = builder.scalar(number, builder.facts.dtype(value))
-        chosen = [filling, value] if refill.where else [value, filling]
-        return builder.elementwise("Where", [test, *chosen], builder.facts.dtype(value))
+        if not isinstance(number, np.ndarray):
+            return filled(builder, value, test, builder.scalar(number, builder.facts.dtype(value)), refill)
+        size = length(channels) if len(builder.facts.dims(value) or ()) == 4 else number.size
+        filling = builder.constant(number.reshape(-1, size) if isinstance(size, int) else number)
+        return filled(builder, value, test, filling, refill)
 
     return by_rows(builder, value, channels, refill.test, axes, fill)
+
+
+def filled(builder: Builder, value: ir.Value, test: ir.Value, filling: ir.Value, refill: Refill) -> ir.Value:
+    """`value` with `filling`, the number of `refill`, where its test decides.
+
+    A product with 0 keeps NaN, and Where does not.
+    """
+    dtype = builder.facts.dtype(value)
+    if not refill.keeps_nan or dtype is None:
+        return builder.elementwise("Where", [test, *([filling, value] if refill.where else [value, filling])], dtype)
+    other = builder.elementwise("Not", [test], ir.DataType.BOOL)
+    dropped, kept = (builder.cast(item, dtype) for item in ((test, other) if refill.where else (other, test)))
+    value = builder.elementwise("Mul", [value, kept], dtype)
+    if not np.any(refill.number):
+        return value
+    return builder.elementwise("Add", [value, builder.elementwise("Mul", [dropped, filling], dtype)], dtype)
 
 
 def scale_rows(builder: Builder, value: ir.Value, channels: Axis, scale: ScaleValue, axes: Axes4) -> ir.Value:

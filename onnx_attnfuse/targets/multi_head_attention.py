@@ -143,7 +143,8 @@ def _levelled(projected: Projected, rows: Rows, axes: Axes4, builder: Builder) -
     query, _, _ = projected.operands
     if rows.zero_query is None:
         return query
-    return apply_rows(builder, query, axes.h, Refill(rows.zero_query, True, -projected.query_bias), axes)
+    refill = Refill(rows.zero_query, True, -projected.query_bias, rows.keeps_nan)
+    return apply_rows(builder, query, axes.h, refill, axes)
 
 
 def _key_value_targets(spec: AttentionSpec, joined: tuple[Axes, Axes, Axes]) -> tuple[Axes, Axes]:

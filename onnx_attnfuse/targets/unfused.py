@@ -29,6 +29,7 @@ from onnx_attnfuse.targets.base import BuildContext, Emitted, MaskEncoding, refu
 from onnx_attnfuse.targets.bias import bias_emitter
 from onnx_attnfuse.targets.fully_masked_rows import Rows, are_as_in_float32, read_rows
 from onnx_attnfuse.targets.layout import arranged, cheapest, replacing
+from onnx_attnfuse.targets.masked_row_fixups import Refill, filled
 
 ALONE: bool = False
 INFO = OpInfo(UNFUSED, {}, target=__name__)
@@ -162,7 +163,8 @@ def _levelled(builder: Builder, query: ir.Value, rows: Rows, axes: Axes4) -> ir.
     present = {leaf for axis in test.axes for leaf in axis}
     target = tuple(axis if present & set(axis) else () for axis in (axes.b, axes.n, axes.i, ()))
     zero = builder.scalar(0.0, builder.facts.dtype(query))
-    levelled = builder.elementwise("Where", [arrange(builder, test, target), zero, query], builder.facts.dtype(query))
+    refill = Refill(test, True, keeps_nan=rows.keeps_nan)
+    levelled = filled(builder, query, arrange(builder, test, target), zero, refill)
     builder.facts.copy(query, levelled)
     return levelled
 

@@ -55,3 +55,20 @@ def test_a_floor_levels_rows_on_a_gpu_too(number: str, floor: str, fused: int) -
     assert report.fused == fused
     codes = {reason.code for site in report.sites for reason in site.reasons}
     assert codes == (set() if fused else {"floor-near-fill"})
+
+
+@pytest.mark.parametrize("scored", [pytest.param(True, id="added to"), pytest.param(False, id="replaced")])
+def test_a_query_of_nan_survives_in_a_level_row_where_its_score_does(scored: bool) -> None:
+    model = _model("-65504", "-inf", "summed" if scored else "replaced")
+    result = onnx_attnfuse.optimize(model, ep="cuda", arch="sm90", verify="none")
+    assert result.report.fused == 1
+    rng = np.random.default_rng(0)
+    feeds = {name: rng.standard_normal((2, 2, 3, 4)).astype(np.float16) for name in "qkv"}
+    feeds["mask"] = np.array([[1, 0, 1], [0, 0, 0]], bool)[:, None, None]
+    feeds["q"][1, 0, 1, 2] = np.nan
+    (new,) = run_in(session(result.model), feeds).values()
+    assert np.argwhere(np.isnan(new).any(axis=-1)).tolist() == ([[1, 0, 1]] if scored else [])
+    (old,) = run_in(session(model), feeds).values()
+    np.testing.assert_array_equal(np.isnan(new), np.isnan(old))
+    mean = feeds["v"].mean(axis=2, keepdims=True, dtype=np.float32)[1]
+    np.testing.assert_allclose(new[1, :, ::2], np.broadcast_to(mean, (2, 2, 4)), atol=2e-3)

@@ -250,7 +250,7 @@ def takes_rows_level(masked: MaskedKeys, absorbs: float = ABSORBS) -> bool:
     finite = [key for key in masked.keys if key.scored and key.high > -math.inf]
     if absorbs != ABSORBS:
         return any(key.low <= LEVELS_HALF for key in finite)
-    return masked.additions > 1 and any(key.low <= ROUNDS_ALL and absorbs < key.high < ROUNDS for key in finite)
+    return masked.additions > 1 and any(key.low <= ROUNDS_ALL and absorbs < key.high for key in finite)
 
 
 def implied(premise: Expression, conclusion: Expression) -> bool:

@@ -38,6 +38,9 @@ DIVIDED = model(
     "every = Softmax<axis = -1>(scores) seen = Cast<to = 1>(mask) left = Mul(every, seen) last = Constant<value_ints = [3]>() "
     "total = ReduceSum(left, last) weights = Div(left, total)",
 )
+GIVEN = ", float[b, 1, 1, t] mask, float[b, 1, s, t] other"
+IN_STEPS = model(GIVEN, f"first = Add(scores, mask) masked = Add(first, other) {SOFTMAX}")
+SUMMED = model(GIVEN, f"both = Add(mask, other) masked = Add(scores, both) {SOFTMAX}")
 OWN_BATCH = model(", bool[m, 1, s, t] mask", f"masked = Where(mask, scores, fill) {SOFTMAX}", "float fill = {-inf}")
 PICKED = model(
     ", bool[b, t] keep, int64[t] places",
@@ -84,6 +87,8 @@ def test_what_rests_on_an_assumption_is_left_where_it_is_taken_back(name: str) -
     [
         (WHERE, {"large-fills", "bounded-scores", "named-sizes", "nonempty-axes"}),
         (TWICE, {"large-fills", "bounded-scores", "level-rows", "named-sizes", "nonempty-axes"}),
+        (IN_STEPS, {"bounded-scores", "level-rows", "named-sizes", "nonempty-axes"}),
+        (SUMMED, {"bounded-scores", "named-sizes", "nonempty-axes"}),
         (OWN_BATCH, {"named-sizes", "nonempty-axes", "masks-fit"}),
         (EXPONENTIALS, {"named-sizes", "nonempty-axes", "finite-exponentials"}),
         (PICKED, {"named-sizes", "nonempty-axes", "indices-in-range"}),
