@@ -127,7 +127,7 @@ class _Reader:
         self.in_place: set[ir.Value] = set()
         """Caches that are written where they lie, so that new positions only are written."""
 
-    def count(self, graph: ir.Graph | ir.Function) -> _Tally:
+    def count(self, graph: ir.Graph) -> _Tally:
         """The work of the nodes of a graph."""
         tally = _Tally()
         for node in graph:
@@ -215,8 +215,8 @@ class _Reader:
                 except Unknown:
                     shape = None
             given.append((shape, None if value is None else self._shapes.facts.dtype(value)))
-        inner = _Reader(self._model, Shapes(Facts(function, given), self._shapes.lengths), outer)
-        tally = inner.count(function)
+        inner = _Reader(self._model, Shapes(Facts(function.graph, given), self._shapes.lengths), outer)
+        tally = inner.count(function.graph)
         for result, inner_output in zip(node.outputs, function.outputs, strict=False):
             self._shapes.facts.record(result, inner._shapes.facts.dims(inner_output), inner._shapes.facts.dtype(inner_output))
         return tally

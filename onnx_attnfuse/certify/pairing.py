@@ -77,7 +77,7 @@ class Side:
         """The first outputs of the nodes whose branches are looked at."""
         for value in self.scope.graph.inputs:
             self._note(value, _digest("input", value.name))
-        for value in getattr(self.scope.graph, "initializers", {}).values():
+        for value in self.scope.graph.initializers.values():
             self._note(value, self._constant(value))
         for node in self.scope.graph:
             self._learn(node)

@@ -120,7 +120,7 @@ def tell_capture(run: Run) -> int:
 
 
 def report_capture(
-    model: ir.Model, provider: ExecutionProvider, *, folded: bool, known: Mapping[ir.Graph | ir.Function, Facts] | None = None
+    model: ir.Model, provider: ExecutionProvider, *, folded: bool, known: Mapping[ir.Graph, Facts] | None = None
 ) -> CaptureReport | None:
     """Whether a model can be captured, None where the execution provider captures none; arguments are those of the search."""
     capture = provider.capture

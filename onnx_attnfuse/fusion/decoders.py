@@ -8,7 +8,7 @@ from typing import get_args
 from onnx_attnfuse.errors import OptionError, VerificationError
 from onnx_attnfuse.fusion import capturing
 from onnx_attnfuse.fusion.pass_context import PassContext, Run
-from onnx_attnfuse.graph.build import Builder
+from onnx_attnfuse.graph.build import builder_for
 from onnx_attnfuse.graph.folding import fold
 from onnx_attnfuse.graph.ops import is_attention
 from onnx_attnfuse.graph.scopes import all_names, scopes
@@ -55,7 +55,7 @@ def decompose_cached(run: Run) -> int:
     found = [node for node in scope.graph if is_attention(node) and node.op_type != group_query_attention.INFO.name]
     cached = [node for node in found if (info := info_of(node)) is not None and info.first(node, "past") is not None]
     if cached:
-        builder = Builder(scope.graph, scope.facts, scope.opset, all_names(model))
+        builder = builder_for(scope, all_names(model))
         graph = GraphContext(scope, model, builder, run.verifier)
         for node in cached:
             name = f"{node.domain or 'ai.onnx'}.{node.op_type}"

@@ -63,7 +63,7 @@ def fuse_mixers(graph: GraphContext, provider: ExecutionProvider, runtime: tuple
 
 def _own(scope: Scope, main: ir.Graph) -> list[Mixer]:
     """The mixers of a graph that is no body of a loop."""
-    if isinstance(scope.graph, ir.Graph) and scope.graph is not main and scope.graph.inputs:
+    if not scope.is_function and scope.graph is not main and scope.graph.inputs:
         return []
     return find_mixers(scope.graph, scope.facts)
 

@@ -27,7 +27,7 @@ from onnx_attnfuse.fusion.runtime_dispatch import Guards
 from onnx_attnfuse.fusion.shared_cache.merged import Merged
 from onnx_attnfuse.fusion.shared_cache.report import SharedCache
 from onnx_attnfuse.fusion.site import SiteFuser
-from onnx_attnfuse.graph.build import Builder
+from onnx_attnfuse.graph.build import builder_for
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.opset import Opset
 from onnx_attnfuse.graph.order import NodeOrder
@@ -203,7 +203,7 @@ class PassContext:
     def graph_context(self) -> GraphContext:
         """A context for rewriting the graph; each pass takes its own, as new nodes are shared in graph order."""
         run, scope = self.run, self.scope
-        builder = Builder(scope.graph, scope.facts, max(scope.opset, run.opset.version), run.names)
+        builder = builder_for(scope, run.names, run.opset.version)
         return GraphContext(scope, run.model, builder, run.verifier)
 
     def pattern_rewriter(self) -> PatternRewriter:

@@ -31,6 +31,7 @@ from onnx_attnfuse.graph.order import is_sorted
 from onnx_attnfuse.graph.quantised_operators import decompose_quantised as decompose_operators
 from onnx_attnfuse.graph.snapshot import Snapshot
 from onnx_attnfuse.graph.sweep import sweep_unused
+from onnx_attnfuse.graph.tensors import bodies
 from onnx_attnfuse.graph.uses import label
 from onnx_attnfuse.kernels.describe_op import params_of_node
 from onnx_attnfuse.kernels.ort_settings import switches_for
@@ -397,7 +398,7 @@ def order_inputs(run: Run) -> int:
 
 def finish_imports(run: Run) -> int:
     """Imports com.microsoft where it is used, and lowers an opset that was raised for nothing."""
-    parts = run.model.graph, *run.model.functions.values()
+    parts = tuple(bodies(run.model))
     for part in parts:
         if any(node.domain == CONTRIB for node in all_nodes(part)):
             part.opset_imports.setdefault(CONTRIB, 1)

@@ -162,7 +162,7 @@ def _branch(builder: Builder, emitted: Emitted, presents: Sequence[ir.Value], na
     return ir.Graph([], [emitted.value, *(given[old] for old in presents)], nodes=moved, name=name)
 
 
-def _owners(graph: ir.Graph | ir.Function, groups: dict[tuple[ir.Value, ...], list[_Home]]) -> dict[ir.Node, set[ir.Graph]]:
+def _owners(graph: ir.Graph, groups: dict[tuple[ir.Value, ...], list[_Home]]) -> dict[ir.Node, set[ir.Graph]]:
     """The branches that need a node, for every node that nothing else needs and that can be moved there; in order."""
     group = {item.branch: tests for tests, items in groups.items() for item in items}
     nodes = list(graph)

@@ -19,6 +19,7 @@ from onnx_attnfuse.graph.constants import Array
 from onnx_attnfuse.graph.dtypes import largest
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.facts_view import Dims, broadcast
+from onnx_attnfuse.graph.scopes import Scope
 from onnx_attnfuse.graph.sizes import Atom, Dim, Size, floor_quotient
 from onnx_attnfuse.reasons import Refused
 
@@ -39,11 +40,18 @@ def dims_of(builder: Builder, value: ir.Value) -> Dims:
     return dims
 
 
+def builder_for(scope: Scope, names: set[str], opset: int = 0) -> Builder:
+    """A builder of the graph of a scope, whose opset is at least `opset`."""
+    return Builder(scope.graph, scope.facts, max(scope.opset, opset), names, is_function=scope.is_function)
+
+
 class Builder:
     """Emits nodes into one graph."""
 
-    def __init__(self, graph: ir.Graph | ir.Function, facts: Facts, opset: int, names: set[str]) -> None:
+    def __init__(self, graph: ir.Graph, facts: Facts, opset: int, names: set[str], *, is_function: bool = False) -> None:
         self.graph = graph
+        self.is_function = is_function
+        """Whether it is the graph of a function, whose constants are nodes."""
         self.facts = facts
         self.opset = opset
         self.names = names
@@ -127,7 +135,7 @@ class Builder:
             return self._keep(known[0])
         name = self.name(hint)
         tensor = ir.tensor(content, name=name)
-        if isinstance(self.graph, ir.Graph):
+        if not self.is_function:
             value = ir.Value(name=name, shape=ir.Shape(content.shape), type=ir.TensorType(tensor.dtype), const_value=tensor)
             self._register(value)
         else:
@@ -143,12 +151,11 @@ class Builder:
 
     def _keep(self, value: ir.Value) -> ir.Value:
         """A constant that was swept away with an undone site comes back."""
-        if isinstance(self.graph, ir.Graph) and value.producer() is None and value.name not in self.graph.initializers:
+        if value.producer() is None and value.name not in self.graph.initializers:
             self._register(value)
         return value
 
     def _register(self, value: ir.Value) -> None:
-        assert isinstance(self.graph, ir.Graph)
         self.graph.register_initializer(value)
         self.constants.append(value)
 

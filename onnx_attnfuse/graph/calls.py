@@ -68,7 +68,7 @@ class Calls:
         """The outputs of a function; a length is None where it rests on more than the lengths of the inputs."""
         from onnx_attnfuse.graph.facts import Facts
 
-        facts = Facts(function, given, self._assumed, self)
+        facts = Facts(function.graph, given, self._assumed, self)
         for value in function.outputs:
             dims = facts.dims(value)
             known = None if dims is None else tuple(dim if _follows(dim, facts, names) else None for dim in dims)

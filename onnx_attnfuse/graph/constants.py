@@ -125,7 +125,7 @@ def reads(node: ir.Node) -> Iterator[ir.Value]:
         yield from nested.outputs
 
 
-def all_nodes(graph: ir.Graph | ir.Function) -> Iterator[ir.Node]:
+def all_nodes(graph: ir.Graph) -> Iterator[ir.Node]:
     """The nodes of a graph, each followed by those of the graphs nested in it."""
     for node in graph:
         yield node

@@ -81,19 +81,15 @@ def answer_needless(value: ir.Value, builder: Builder) -> None:
         answer_shapes(value, builder)
 
 
-def _holder(nodes: ir.Graph | ir.Function, graph: ir.Graph | ir.Function) -> ir.Graph | ir.Function:
-    """The graph of the nodes, or their function, which has no initializers."""
-    return graph if isinstance(graph, ir.Function) and nodes is graph.graph else nodes
-
-
 def answer_shapes(value: ir.Value, builder: Builder) -> None:
     """Gives readers of the shape of a value the same numbers from elsewhere."""
     for node in list(shape_nodes(value)):
         dims = None if node.inputs[0] is None else builder.facts.dims(node.inputs[0])
         if dims is None:
             continue
-        assert node.graph is not None
-        apart = Builder(_holder(node.graph, builder.graph), builder.facts, builder.opset, builder.names)
+        assert isinstance(node.graph, ir.Graph)
+        is_function = builder.is_function and node.graph is builder.graph
+        apart = Builder(node.graph, builder.facts, builder.opset, builder.names, is_function=is_function)
         apart.at(node)
         answer = apart.shape(dims[slice(attribute(node, "start", 0), attribute(node, "end"))])
         asked = node.outputs[0]

@@ -41,7 +41,7 @@ class Facts:
 
     def __init__(
         self,
-        graph: ir.Graph | ir.Function,
+        graph: ir.Graph,
         inputs: Sequence[tuple[Dims | None, ir.DataType | None]] = (),
         assumed: Assumed = Assumed(),  # noqa: B008 - frozen
         calls: Calls | None = None,
@@ -68,7 +68,7 @@ class Facts:
             self._equal = {name: sizes.substituted(dim, found) for name, dim in self._equal.items()} | found
             self._begin(graph, inputs)
 
-    def _solved(self, graph: ir.Graph | ir.Function) -> dict[str, Dim]:
+    def _solved(self, graph: ir.Graph) -> dict[str, Dim]:
         """Sizes of inputs that follow from others by what has been read, and are not known to yet; fewer each time."""
         shapes = [self._dims.get(value, ()) for value in graph.inputs]
         names = list(dict.fromkeys(name for dims in shapes for dim in dims for name in sorted(sizes.symbols(dim))))
@@ -84,7 +84,7 @@ class Facts:
         self._one_past.update(found, *map(sizes.symbols, found.values()))
         return found
 
-    def _begin(self, graph: ir.Graph | ir.Function, inputs: Sequence[tuple[Dims | None, ir.DataType | None]]) -> None:
+    def _begin(self, graph: ir.Graph, inputs: Sequence[tuple[Dims | None, ir.DataType | None]]) -> None:
         """Reads the graph, from nothing but which sizes are equal."""
         self._dims: dict[ir.Value, Dims] = {}
         self._dtypes: dict[ir.Value, ir.DataType] = {}
@@ -323,7 +323,7 @@ class Facts:
                 noted[name] = copy.copy(cast("object", value))
         return {**noted, "_spreads": {dim: set(others) for dim, others in self._spreads.items()}}
 
-    def _read(self, graph: ir.Graph | ir.Function) -> None:
+    def _read(self, graph: ir.Graph) -> None:
         for node in graph:
             self.learn(node)
 

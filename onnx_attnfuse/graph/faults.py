@@ -19,7 +19,7 @@ import onnx_ir as ir
 from onnx_attnfuse.errors import InternalError
 from onnx_attnfuse.graph.ops import CONTRIB, plain_domain
 from onnx_attnfuse.graph.schemas import VARIADIC, table
-from onnx_attnfuse.graph.tensors import all_graphs
+from onnx_attnfuse.graph.tensors import all_graphs, bodies
 from onnx_attnfuse.graph.types import mixed_types
 
 _NOTED = "onnx_attnfuse.faults"
@@ -73,7 +73,7 @@ def _faults(model: ir.Model, functions: frozenset[tuple[str, str]]) -> Iterator[
             yield from _initializer_faults(value)
     for node, kinds in mixed_types(model):
         yield ("types", node.domain, node.op_type), f"{_label(node)} takes operands of one type, and has {kinds}"
-    for part in (model.graph, *model.functions.values()):
+    for part in bodies(model):
         opsets = {plain_domain(domain): version for domain, version in (part.opset_imports or model.opset_imports).items()}
         for node in part.all_nodes():
             yield from _node_faults(node, model, opsets, functions)

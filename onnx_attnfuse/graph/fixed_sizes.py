@@ -17,7 +17,7 @@ import onnx_ir as ir
 from onnx_attnfuse.assumptions import Assumed
 from onnx_attnfuse.errors import ModelError, OptionError
 from onnx_attnfuse.graph import sizes
-from onnx_attnfuse.graph.build import Builder
+from onnx_attnfuse.graph.build import Builder, builder_for
 from onnx_attnfuse.graph.constants import Array, all_nodes, attribute, is_constant
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.facts_view import Dims
@@ -25,6 +25,7 @@ from onnx_attnfuse.graph.no_ops import drop_identities
 from onnx_attnfuse.graph.ops import CASTS, ELEMENTWISE, REARRANGES, REPEATS, SLICES, is_standard
 from onnx_attnfuse.graph.scopes import all_names, scopes
 from onnx_attnfuse.graph.sweep import sweep
+from onnx_attnfuse.graph.tensors import bodies
 
 _MOST_NUMBERS = 1 << 12
 """Constants of more numbers are not computed with."""
@@ -122,7 +123,7 @@ def fold_sizes(model: ir.Model, assumed: Assumed) -> int:
         optimizer.fold_constants(model, onnx_shape_inference=False, should_fold=_is_small_whole)
         left, last = _count(model), left
     _drop_empty_parts(model, assumed)
-    for graph in (model.graph, *model.functions.values()):
+    for graph in bodies(model):
         drop_identities(graph)
     left = _count(model)
     facts = Facts(model.graph, assumed=assumed)
@@ -154,7 +155,7 @@ def _drop_empty_parts(model: ir.Model, assumed: Assumed) -> None:
 
 
 def _count(model: ir.Model) -> int:
-    return sum(1 for graph in (model.graph, *model.functions.values()) for _ in all_nodes(graph))
+    return sum(1 for graph in bodies(model) for _ in all_nodes(graph))
 
 
 def _is_small_whole(node: ir.Node) -> bool:
@@ -170,7 +171,7 @@ def _fold_known(model: ir.Model, assumed: Assumed) -> None:
     """Puts constants in the place of integers and truth values that facts tell, which know the shapes of fused operators too."""
     names = all_names(model)
     for scope in scopes(model, assumed):
-        builder = Builder(scope.graph, scope.facts, scope.opset, names)
+        builder = builder_for(scope, names)
         for node in tuple(scope.graph):
             for output in node.outputs if node.graph is scope.graph else ():
                 array = None if is_constant(output) else _known(output, scope.facts)

@@ -41,7 +41,7 @@ def fold(values: Iterable[ir.Value], builder: Builder, hint: str) -> int:
     graph, count = builder.graph, 0
     for value in dict.fromkeys(values):
         node = value.producer()
-        if node is None or node.graph is not graph or not isinstance(graph, ir.Graph):
+        if node is None or node.graph is not graph or builder.is_function:
             continue
         dtype, dims = builder.facts.dtype(value), builder.facts.dims(value)
         assert dtype is not None

@@ -10,7 +10,7 @@ from onnx_attnfuse.graph.ops import is_standard
 from onnx_attnfuse.graph.rules.reading import slice_bounds
 
 
-def drop_identities(graph: ir.Graph | ir.Function) -> int:
+def drop_identities(graph: ir.Graph) -> int:
     """Takes every Identity out that may go, in graphs inside too: an output of a graph is computed in it, and is its output once.
 
     onnx-ir's pass takes those too with which a branch gives out a value of the graph around it, which no session loads.
@@ -18,7 +18,7 @@ def drop_identities(graph: ir.Graph | ir.Function) -> int:
     return sum(_drop(node) for node in tuple(all_nodes(graph)) if is_standard(node, "Identity"))
 
 
-def drop_inner_identities(graph: ir.Graph | ir.Function) -> int:
+def drop_inner_identities(graph: ir.Graph) -> int:
     """Takes out each Identity of a graph that does not give out one of its results; returns how many there were."""
     identities = [node for node in graph if is_standard(node, "Identity") and not node.outputs[0].is_graph_output()]
     return sum(map(_drop, identities))

@@ -12,6 +12,7 @@ import onnx_ir as ir
 
 from onnx_attnfuse.graph.constants import attribute, has_unknown_attribute
 from onnx_attnfuse.graph.ops import REDUCTIONS, STANDARD
+from onnx_attnfuse.graph.tensors import bodies
 from onnx_attnfuse.reasons import Reason
 
 _OLDEST, _IR_VERSION = 13, 11
@@ -97,7 +98,7 @@ class Opset:
                 imports[""] = version
 
     def _nodes(self) -> Iterator[ir.Node]:
-        for graph in (self._model.graph, *self._model.functions.values()):
+        for graph in bodies(self._model):
             yield from (node for node in graph.all_nodes() if node.domain in STANDARD)
 
 

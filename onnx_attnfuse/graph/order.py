@@ -18,7 +18,7 @@ from onnx_attnfuse.reasons import Refused
 class NodeOrder:
     """The places of the nodes of one graph; a node that holds graphs has the place of all in them."""
 
-    def __init__(self, graph: ir.Graph | ir.Function) -> None:
+    def __init__(self, graph: ir.Graph) -> None:
         """Reads a graph whose nodes are in topological order."""
         self._graph = graph
         self._places = {node: place for place, node in enumerate(graph)}
@@ -92,7 +92,7 @@ class NodeOrder:
         return node
 
 
-def is_sorted(graph: ir.Graph | ir.Function) -> bool:
+def is_sorted(graph: ir.Graph) -> bool:
     """Whether every node comes after its inputs, nested graphs included."""
     before: set[ir.Node] = set()
     for node in graph:

@@ -139,7 +139,7 @@ def is_quantised(node: ir.Node) -> bool:
     return read_as(node) in _MEANINGS
 
 
-def decompose_quantised(graph: ir.Graph | ir.Function, facts: Facts, builder: Builder) -> DecomposedOperators:
+def decompose_quantised(graph: ir.Graph, facts: Facts, builder: Builder) -> DecomposedOperators:
     """Decomposes the operators on quantised numbers between the two products of an attention, in place.
 
     Args:

@@ -16,6 +16,7 @@ from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.facts_view import Dims
 from onnx_attnfuse.graph.ops import STANDARD
 from onnx_attnfuse.graph.sizes import Dim
+from onnx_attnfuse.graph.tensors import bodies
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,9 +25,11 @@ class Scope:
 
     path: str
     """Its place: the main graph's name, `If_0/then_branch`, or a function's identifier."""
-    graph: ir.Graph | ir.Function
+    graph: ir.Graph
     facts: Facts
     opset: int
+    is_function: bool = False
+    """Whether it is the graph of a function, which holds no initializers."""
 
 
 def scopes(model: ir.Model, assumed: Assumed = Assumed()) -> Iterator[Scope]:  # noqa: B008 - frozen
@@ -34,7 +37,7 @@ def scopes(model: ir.Model, assumed: Assumed = Assumed()) -> Iterator[Scope]:  #
     opset = model.opset_imports.get("", model.opset_imports.get("ai.onnx", 0))
     calls: dict[ir.OperatorIdentifier, list[tuple[ir.Node, Facts]]] = {name: [] for name in model.functions}
 
-    def note(graph: ir.Graph | ir.Function, facts: Facts) -> None:
+    def note(graph: ir.Graph, facts: Facts) -> None:
         for node in all_nodes(graph) if calls else ():
             if node.op_identifier() in calls:
                 calls[node.op_identifier()].append((node, facts))
@@ -45,10 +48,10 @@ def scopes(model: ir.Model, assumed: Assumed = Assumed()) -> Iterator[Scope]:  #
     yield from _nested(model.graph, model.graph.name or "main", facts, opset)
     for function in callers_first(model):
         agreed = _agreed_inputs(function, [item for item in calls[function.identifier()] if item[0].graph])
-        facts = Facts(function, agreed, assumed, known)
-        note(function, facts)
+        facts = Facts(function.graph, agreed, assumed, known)
+        note(function.graph, facts)
         path = f"{function.domain}::{function.name}"
-        yield from _nested(function, path, facts, function.opset_imports.get("", opset))
+        yield from _nested(function.graph, path, facts, function.opset_imports.get("", opset), is_function=True)
 
 
 def callers_first(model: ir.Model) -> list[ir.Function]:
@@ -92,8 +95,8 @@ def _common(shapes: list[Dims | None], value: ir.Value, own: dict[tuple[Dim, ...
     return tuple(dims)
 
 
-def _nested(graph: ir.Graph | ir.Function, path: str, facts: Facts, opset: int) -> Iterator[Scope]:
-    yield Scope(path, graph, facts, opset)
+def _nested(graph: ir.Graph, path: str, facts: Facts, opset: int, *, is_function: bool = False) -> Iterator[Scope]:
+    yield Scope(path, graph, facts, opset, is_function)
     for node in graph:
         for inner in subgraphs(node):
             name = next((key for key, item in node.attributes.items() if item.value is inner), "body")
@@ -102,7 +105,7 @@ def _nested(graph: ir.Graph | ir.Function, path: str, facts: Facts, opset: int) 
 
 def count_ops(model: ir.Model) -> Counter[str]:
     """Nodes by `domain::op_type` (`op_type` alone in the standard domain), everywhere in the model."""
-    nodes = (node for graph in (model.graph, *model.functions.values()) for node in all_nodes(graph))
+    nodes = (node for graph in bodies(model) for node in all_nodes(graph))
     counted = Counter((node.domain, node.op_type) for node in nodes)
     return Counter({f"{domain}::{op}" if domain not in STANDARD else op: count for (domain, op), count in counted.items()})
 
@@ -110,10 +113,9 @@ def count_ops(model: ir.Model) -> Counter[str]:
 def all_names(model: ir.Model) -> set[str]:
     """Every name of a value or node in the model."""
     names: set[str] = set()
-    for graph in (model.graph, *model.functions.values()):
+    for graph in bodies(model):
         names.update(value.name for value in graph.inputs if value.name)
-        if isinstance(graph, ir.Graph):
-            names.update(graph.initializers)
+        names.update(graph.initializers)
         for node in all_nodes(graph):
             if node.name:
                 names.add(node.name)

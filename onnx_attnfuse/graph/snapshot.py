@@ -12,9 +12,9 @@ from onnx_attnfuse.graph.constants import subgraphs
 class Snapshot:
     """One graph and those nested in it: inputs, order, connections, names, types and initializers. Taken in linear time."""
 
-    def __init__(self, graph: ir.Graph | ir.Function) -> None:
+    def __init__(self, graph: ir.Graph) -> None:
         self._graph, self._given = graph, tuple(graph.inputs)
-        self._parts = [(part, tuple(part), tuple(part.outputs), _initializers(part)) for part in _parts(graph)]
+        self._parts = [(part, tuple(part), tuple(part.outputs), tuple(part.initializers.values())) for part in _parts(graph)]
         self._inputs = [(node, tuple(node.inputs)) for _, nodes, _, _ in self._parts for node in nodes]
         values = [value for part, nodes, _, held in self._parts for value in _values(part, nodes, held)]
         self._values = [(value, value.name, value.shape, value.type) for value in values]
@@ -46,17 +46,16 @@ class Snapshot:
 
     def _restore_values(self) -> None:
         """Names first: initializers are held by them."""
-        holders = [(part, held) for part, _, _, held in self._parts if isinstance(part, ir.Graph)]
-        for part, _ in holders:
+        for part, _, _, _ in self._parts:
             part.initializers.clear()
         for value, name, shape, element in self._values:
             value.name, value.shape, value.type = name, shape, element
-        for part, held in holders:
+        for part, _, _, held in self._parts:
             for value in held:
                 part.initializers.add(value)
 
 
-def _parts(graph: ir.Graph | ir.Function) -> Iterator[ir.Graph | ir.Function]:
+def _parts(graph: ir.Graph) -> Iterator[ir.Graph]:
     pending = [graph]
     while pending:
         part = pending.pop()
@@ -64,11 +63,7 @@ def _parts(graph: ir.Graph | ir.Function) -> Iterator[ir.Graph | ir.Function]:
         pending += [inner for node in part for inner in subgraphs(node)]
 
 
-def _initializers(part: ir.Graph | ir.Function) -> tuple[ir.Value, ...]:
-    return tuple(part.initializers.values()) if isinstance(part, ir.Graph) else ()
-
-
-def _values(part: ir.Graph | ir.Function, nodes: tuple[ir.Node, ...], held: tuple[ir.Value, ...]) -> Iterator[ir.Value]:
+def _values(part: ir.Graph, nodes: tuple[ir.Node, ...], held: tuple[ir.Value, ...]) -> Iterator[ir.Value]:
     yield from part.inputs
     yield from held
     for node in nodes:

@@ -16,6 +16,12 @@ _COMPLEX = (ir.DataType.COMPLEX64, ir.DataType.COMPLEX128)
 _PACKED_BITS = (2, 4)
 
 
+def bodies(model: ir.Model) -> Iterator[ir.Graph]:
+    """The main graph, and the graph of each function."""
+    yield model.graph
+    yield from (function.graph for function in model.functions.values())
+
+
 def all_graphs(model: ir.Model) -> Iterator[ir.Graph]:
     """The main graph, the bodies of functions, and all their subgraphs."""
     yield from model.graphs()

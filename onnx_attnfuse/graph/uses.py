@@ -64,7 +64,7 @@ def sources(values: Iterable[ir.Value], follows: Callable[[ir.Value, ir.Node], b
             pending += fresh
 
 
-def live(graph: ir.Graph | ir.Function, follows: Callable[[ir.Value, ir.Node], bool] = lambda _, __: True) -> set[ir.Node]:
+def live(graph: ir.Graph, follows: Callable[[ir.Value, ir.Node], bool] = lambda _, __: True) -> set[ir.Node]:
     """The nodes that the outputs of a graph need, those in branches and bodies too; `follows` is that of `sources`."""
     found = {node for value in sources(graph.outputs, follows) if (node := value.producer()) is not None}
     return {*found, *(inner for node in found for nested in subgraphs(node) for inner in nested.all_nodes())}

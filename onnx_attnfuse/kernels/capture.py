@@ -19,6 +19,7 @@ from onnx_attnfuse.graph.constants import given, is_constant, subgraphs
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.ops import ASKS_SHAPE, STANDARD, is_standard, plain_domain
 from onnx_attnfuse.graph.scopes import scopes
+from onnx_attnfuse.graph.tensors import bodies
 from onnx_attnfuse.graph.uses import label
 from onnx_attnfuse.kernels.execution_provider import Capture
 from onnx_attnfuse.kernels.kernel_table import Typed
@@ -28,7 +29,7 @@ _RANDOM = frozenset("Bernoulli Dropout Multinomial RandomNormal RandomNormalLike
 
 
 def capture_blockers(
-    model: ir.Model, capture: Capture, *, folded: bool = False, known: Mapping[ir.Graph | ir.Function, Facts] | None = None
+    model: ir.Model, capture: Capture, *, folded: bool = False, known: Mapping[ir.Graph, Facts] | None = None
 ) -> tuple[Reason, ...]:
     """Nodes that prevent the capture of a model, each with its reason.
 
@@ -41,7 +42,7 @@ def capture_blockers(
     Returns:
         A reason for each node that prevents it, in the order of the graph.
     """
-    parts = {model.graph, *model.functions.values()}
+    parts = set(bodies(model))
     if known is None or not parts <= set(known):
         known = {scope.graph: scope.facts for scope in scopes(model) if scope.graph in parts}
     search = _Search(model, capture, known, folded=folded)
@@ -64,14 +65,14 @@ def _opset(part: ir.Model | ir.Function, default: int = 1) -> int:
 class _Search:
     """The search through one model: values that are constants once sizes are fixed, and blockers."""
 
-    def __init__(self, model: ir.Model, capture: Capture, known: Mapping[ir.Graph | ir.Function, Facts], *, folded: bool) -> None:
+    def __init__(self, model: ir.Model, capture: Capture, known: Mapping[ir.Graph, Facts], *, folded: bool) -> None:
         self.model, self.capture, self.known, self.folded = model, capture, known, folded
         self.kernels = capture.kernels()
         self.fixed: set[ir.Value] = set()
         """The values that depend on constants and sizes alone."""
         self.found: dict[Reason, None] = {}
 
-    def read(self, graph: ir.Graph | ir.Function, part: _Part) -> None:
+    def read(self, graph: ir.Graph, part: _Part) -> None:
         """Reads the nodes of a graph in their order, and the graphs that they run."""
         for node in graph:
             if self._is_fixed_by(node, part):
@@ -104,7 +105,7 @@ class _Search:
         for place, formal in enumerate(function.inputs):
             actual = given(node, place)
             (self.fixed.add if actual is None or self._is_fixed(actual) else self.fixed.discard)(formal)
-        self.read(function, _Part(self.known[function], _opset(function, _opset(self.model))))
+        self.read(function.graph, _Part(self.known[function.graph], _opset(function, _opset(self.model))))
         self.fixed.update(
             output for output, formal in zip(node.outputs, function.outputs, strict=False) if self._is_fixed(formal)
         )

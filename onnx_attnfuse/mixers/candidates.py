@@ -54,14 +54,14 @@ class Mixer:
     """The state before it, where that is an input of the graph."""
 
 
-def find_mixers(graph: ir.Graph | ir.Function, facts: Facts) -> list[Mixer]:
+def find_mixers(graph: ir.Graph, facts: Facts) -> list[Mixer]:
     """All mixers of a graph, in its order; those in the body of a loop are at the loop."""
     found = [*_loops(graph, facts), *_recurrences(graph, facts), *_chunked(graph, facts), *_convolutions(graph, facts)]
     places = {node: place for place, node in enumerate(graph)}
     return sorted(found, key=lambda item: places[item.node])
 
 
-def _loops(graph: ir.Graph | ir.Function, facts: Facts) -> Iterator[Mixer]:
+def _loops(graph: ir.Graph, facts: Facts) -> Iterator[Mixer]:
     """Scans and Loops whose body updates what it carries."""
     for node in graph:
         first = {"Scan": 0, "Loop": 2}.get(node.op_type)
@@ -76,7 +76,7 @@ def _loops(graph: ir.Graph | ir.Function, facts: Facts) -> Iterator[Mixer]:
                 yield Mixer("recurrence in a loop", node)
 
 
-def _recurrences(graph: ir.Graph | ir.Function, facts: Facts) -> Iterator[Mixer]:
+def _recurrences(graph: ir.Graph, facts: Facts) -> Iterator[Mixer]:
     """Sums with an outer product: of an input that becomes an output, or the last of several."""
     states = _updates(graph, facts)
     inner, outputs = set(states.values()), {_through(value) for value in graph.outputs}
@@ -90,7 +90,7 @@ def _recurrences(graph: ir.Graph | ir.Function, facts: Facts) -> Iterator[Mixer]
             yield Mixer("recurrence", node, state)
 
 
-def _updates(graph: ir.Graph | ir.Function, facts: Facts) -> dict[ir.Value, ir.Value]:
+def _updates(graph: ir.Graph, facts: Facts) -> dict[ir.Value, ir.Value]:
     """The sums of a state, times a factor or not, and an outer product; each with the state before it."""
     found: dict[ir.Value, ir.Value] = {}
     for node in graph:
@@ -145,7 +145,7 @@ def _through(value: ir.Value) -> ir.Value:
     return value
 
 
-def _chunked(graph: ir.Graph | ir.Function, facts: Facts) -> Iterator[Mixer]:
+def _chunked(graph: ir.Graph, facts: Facts) -> Iterator[Mixer]:
     """Exponentials of running sums: one mixer for those that come from one value."""
     known: list[set[ir.Value]] = []
     for node in graph:
@@ -179,7 +179,7 @@ def _sources(node: ir.Node) -> set[ir.Value]:
     return {value for value in above if value.const_value is None and not is_standard(value.producer(), *_LIGHT)}
 
 
-def _convolutions(graph: ir.Graph | ir.Function, facts: Facts) -> Iterator[Mixer]:
+def _convolutions(graph: ir.Graph, facts: Facts) -> Iterator[Mixer]:
     """Convolutions of each channel by itself over inputs appended to a state, or to as many zeros as the kernel is long."""
     for node in graph:
         if not is_standard(node, "Conv") or node.inputs[0] is None or node.inputs[1] is None:

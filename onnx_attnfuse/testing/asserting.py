@@ -13,6 +13,7 @@ import onnx_ir as ir
 import onnx_attnfuse
 from onnx_attnfuse.graph.constants import attribute
 from onnx_attnfuse.graph.ops import CONTRIB
+from onnx_attnfuse.graph.tensors import bodies
 from onnx_attnfuse.language.decorators import Pattern
 from onnx_attnfuse.language.registry.discovery import load
 from onnx_attnfuse.report.model import Report, SiteReport
@@ -129,7 +130,7 @@ def assert_case(case: Case, *patterns: object, **options: Any) -> onnx_attnfuse.
         raise AssertionError(
             f"{case.name}: {len(result.report.sites)} sites where {len(case.expected)} are expected:\n{reported}"
         )
-    nodes = [node for graph in (result.model.graph, *result.model.functions.values()) for node in graph.all_nodes()]
+    nodes = [node for graph in bodies(result.model) for node in graph.all_nodes()]
     fused = iter([node for node in nodes if node.domain == CONTRIB or node.op_type == "Attention"])
     for site, expected in zip(result.report.sites, case.expected, strict=True):
         problem = _unlike(site, expected, fused)

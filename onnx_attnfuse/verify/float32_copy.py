@@ -7,7 +7,7 @@ import onnx_ir as ir
 
 from onnx_attnfuse.graph.constants import subgraphs
 from onnx_attnfuse.graph.dtypes import HALVES
-from onnx_attnfuse.graph.tensors import Computed
+from onnx_attnfuse.graph.tensors import Computed, bodies
 from onnx_attnfuse.verify.submodel import widened_attribute
 
 _LARGE = 1 << 28
@@ -34,14 +34,13 @@ def is_large(model: ir.Model) -> bool:
 def widened(model: ir.Model) -> ir.Model:
     """A copy of the model that computes in float32 instead of a half type; weights are widened when they are read."""
     copy = model.clone()
-    graphs: list[ir.Graph | ir.Function] = [copy.graph, *copy.functions.values()]
+    graphs = list(bodies(copy))
     for graph in graphs:
         graphs += [inner for node in graph for inner in subgraphs(node)]
-        held = graph.initializers.values() if isinstance(graph, ir.Graph) else ()
-        for value in held:
+        for value in graph.initializers.values():
             if value.const_value is not None and value.const_value.dtype in HALVES:
                 value.const_value = _widened_when_read(value.const_value)
-        for value in (*graph.inputs, *held, *(output for node in graph for output in node.outputs)):
+        for value in (*graph.inputs, *graph.initializers.values(), *(output for node in graph for output in node.outputs)):
             if value.dtype in HALVES:
                 value.type = ir.TensorType(ir.DataType.FLOAT)
         for node in graph:

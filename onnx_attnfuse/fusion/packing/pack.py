@@ -5,8 +5,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-import onnx_ir as ir
-
 from onnx_attnfuse.attention.masks.classify import Meaning, understand
 from onnx_attnfuse.attention.match.candidates import Candidate, anchor_of
 from onnx_attnfuse.attention.spec import AttentionSpec
@@ -46,7 +44,7 @@ def pack(
     """
     usual = dataclasses.replace(plan_context, target="auto", padding="exact")
     scope = fuser.graph.scope
-    if scope.graph is not fuser.graph.model.graph and isinstance(scope.graph, ir.Graph):
+    if scope.graph is not fuser.graph.model.graph and not scope.is_function:
         return [fuser.fuse(candidate, usual) for candidate in candidates], []
     packer = OperatorPacker(fuser.graph, fuser.context, plan_context, room=room)
     found = [unfused(candidate, scope) for candidate in candidates]

@@ -39,7 +39,7 @@ class Around:
     """All attentions that were understood."""
     attentions: tuple[ir.Node, ...]
     """A node of each attention."""
-    graph: ir.Graph | ir.Function
+    graph: ir.Graph
 
 
 @dataclasses.dataclass(frozen=True)

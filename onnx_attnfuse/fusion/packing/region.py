@@ -103,7 +103,7 @@ def read_site(spec: AttentionSpec, meaning: Meaning, *, rotated: bool) -> Site:
     raise Refused("layout", f"'{spec.output[0].value.name}' is not laid out by tokens")
 
 
-def grow(sites: Sequence[Site], graph: ir.Graph | ir.Function, tokens: Tokens) -> Region:
+def grow(sites: Sequence[Site], graph: ir.Graph, tokens: Tokens) -> Region:
     """The region around `sites`, which all have the same padding.
 
     Raises:
@@ -114,7 +114,7 @@ def grow(sites: Sequence[Site], graph: ir.Graph | ir.Function, tokens: Tokens) -
 
 
 class _Growing:
-    def __init__(self, sites: Sequence[Site], graph: ir.Graph | ir.Function, tokens: Tokens) -> None:
+    def __init__(self, sites: Sequence[Site], graph: ir.Graph, tokens: Tokens) -> None:
         self._sites = sites
         self._graph = graph
         self._tokens = tokens
@@ -335,7 +335,7 @@ def users(value: ir.Value) -> list[ir.Node]:
     return [node for node, _ in value.uses() if node.op_type not in ASKS_SHAPE]
 
 
-def below(values: Iterable[ir.Value], graph: ir.Graph | ir.Function) -> set[ir.Value]:
+def below(values: Iterable[ir.Value], graph: ir.Graph) -> set[ir.Value]:
     """Every value that is computed from the elements of `values`, and these.
 
     Raises:

@@ -74,7 +74,7 @@ def _built(delta: Any, made: GraphRule, node: ir.Node, context: GraphContext, ed
         Refused: It differs, could not be shown equal, or cannot be used here.
     """
     builder, graph = context.builder, context.scope.graph
-    if delta.new_initializers and not isinstance(graph, ir.Graph):
+    if delta.new_initializers and builder.is_function:
         raise Refused("initializers", "it adds initializers, which a function cannot hold")
     edit.adopt(delta.new_nodes, delta.new_initializers)
     matched = set(delta.match.nodes)
@@ -82,7 +82,6 @@ def _built(delta: Any, made: GraphRule, node: ir.Node, context: GraphContext, ed
     frontier = [value for value in read if not is_constant(value)]
     for value in delta.new_initializers:
         value.name = builder.name(value.name or f"attnfuse/{made.name}")
-        assert isinstance(graph, ir.Graph)
         graph.register_initializer(value)
     for new in delta.new_nodes:
         new.name = builder.name(new.name or f"{node.name}/{new.op_type}")

@@ -71,7 +71,6 @@ def laid_out(model: ir.Model, readers: Readers) -> ir.Model | None:
     alone = model.clone()
     scope = next(iter(scopes(alone)))
     graph, facts = scope.graph, scope.facts
-    assert isinstance(graph, ir.Graph)
     found = find_candidates(scope, readers, keep_outputs=True)
     specs = [item.spec for item in found if item.spec is not None and item.spec.cache is not None]
     filled = [item.spec for item in found if item.spec is not None and is_static(item.spec)]

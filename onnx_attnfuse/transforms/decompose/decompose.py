@@ -16,12 +16,13 @@ from onnx_attnfuse.attention.masks.intervals import Bounds
 from onnx_attnfuse.bodies.fused_node import Body, FusedNode
 from onnx_attnfuse.bodies.table import body_of, has_body, rehearsals
 from onnx_attnfuse.containment import Subject, collecting
-from onnx_attnfuse.graph.build import Builder
+from onnx_attnfuse.graph.build import Builder, builder_for
 from onnx_attnfuse.graph.constants import attribute, has_unknown_attribute
 from onnx_attnfuse.graph.ops import CONTRIB, is_attention, is_standard
 from onnx_attnfuse.graph.schemas import why_unknown
 from onnx_attnfuse.graph.scopes import all_names, count_ops, scopes
 from onnx_attnfuse.graph.sweep import sweep
+from onnx_attnfuse.graph.tensors import bodies
 from onnx_attnfuse.graph.uses import label, producer_of
 from onnx_attnfuse.kernels.operators import info_of
 from onnx_attnfuse.options import Options
@@ -56,10 +57,10 @@ class Decomposer:
         start, before = time.perf_counter(), count_ops(self.model)
         work = [(scope, node) for scope in scopes(self.model) for node in scope.graph if is_fused(node)]
         sites: list[UnfusedSite] = []
-        graphs: dict[ir.Graph | ir.Function, GraphContext] = {}
+        graphs: dict[ir.Graph, GraphContext] = {}
         for scope, node in work:
             self.options.progress("unfusing", len(sites), len(work))
-            build = Builder(scope.graph, scope.facts, scope.opset, self.names)
+            build = builder_for(scope, self.names)
             graph = graphs.setdefault(scope.graph, GraphContext(scope, self.model, build, self.verifier))
             sites.append(decompose_node(graph, node))
         self._remove_unused_import()
@@ -68,7 +69,7 @@ class Decomposer:
 
     def _remove_unused_import(self) -> None:
         """Takes out the import of com.microsoft where nothing of it is left."""
-        for part in (self.model.graph, *self.model.functions.values()):
+        for part in bodies(self.model):
             if not any(node.domain == CONTRIB for node in part.all_nodes()):
                 part.opset_imports.pop(CONTRIB, None)
 
@@ -97,7 +98,7 @@ def _decomposed(graph: GraphContext, node: ir.Node) -> tuple[list[tuple[int, ir.
         raise Refused("function-attribute", f"an attribute of {node.op_type} is a parameter of the function", node.name)
     if build.opset < _SINCE:
         raise Refused("old-opset", f"opset {build.opset} lacks operators that are needed; raise it to {_SINCE}", node.name)
-    if isinstance(scope.graph, ir.Function):
+    if scope.is_function:
         scope.graph.opset_imports.setdefault("", scope.opset)
     site = FusedNode(node, build, tuple(node.inputs))
     answer = exact_body(site)

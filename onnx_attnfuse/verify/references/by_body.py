@@ -91,7 +91,7 @@ def _model(fused: FusedNode) -> ir.Model:
     if body.defined and body.defined[0] is not None:
         dtype = build.facts.dtype(outputs[0])
         outputs[0] = build.node("Where", [body.defined[0], outputs[0], build.scalar(0.0, dtype)], dtype=dtype)
-    graph = cast("ir.Graph", build.graph)
+    graph = build.graph
     graph.outputs[:] = [build.node("Identity", [value], dtype=build.facts.dtype(value), hint="output") for value in outputs]
     for value in graph.outputs:
         value.shape = None
