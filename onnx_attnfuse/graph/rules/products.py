@@ -125,6 +125,7 @@ def _attention(node: ir.Node, facts: Known) -> Sequence[Dims | None]:
         return _projected_attention(node, facts)
     if query is None or value is None:
         return []
+    _meet_operands(query, input_dims(node, 1, facts), value, facts)
     _meet_mask(node, 3, 4, query, facts)
     if len(query) == 4:
         return [(*query[:3], value[-1])]
@@ -150,6 +151,7 @@ def contrib_attention(node: ir.Node, facts: Known) -> Sequence[Dims | None]:
     if query is None or value is None or len(query) != 3 or len(value) not in {3, 4}:
         return []
     if node.op_type == "MultiHeadAttention":
+        _meet_operands(query, input_dims(node, 1, facts), value, facts)
         _meet_mask(node, 5, 6, query, facts)
     return [(*query[:2], value[-1] if len(value) == 3 and not attribute(node, "kv_num_heads") else query[-1])]
 
@@ -159,6 +161,15 @@ def _width_of_packed(node: ir.Node, total: Dim, facts: Known) -> Dim:
     heads, kv_heads = int(attribute(node, "num_heads", 1)), int(attribute(node, "kv_num_heads", 1))
     size = sizes.exact_quotient(total, heads + 2 * kv_heads)
     return facts.fresh(node.outputs[0], 2) if size is None else size * heads
+
+
+def _meet_operands(query: Dims, key: Dims | None, value: Dims, facts: Known) -> None:
+    """Notes that there are as many keys as values, and one batch; an operand without a batch has 1 entry."""
+    if key is not None and len(key) == len(value):
+        facts.enforce(key[-2], value[-2])
+    for given in (key, value):
+        if given is not None and given[0] != 1:
+            facts.enforce(given[0], query[0])
 
 
 def _meet_mask(node: ir.Node, mask: int, past: int, query: Dims, facts: Known) -> None:
