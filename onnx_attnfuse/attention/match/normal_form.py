@@ -14,7 +14,7 @@ from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.ops import ASKS_SHAPE
 
 MOST_NODES = 256
-"""Nodes above a value beyond which it is left as it is."""
+"""Nodes above or below a value beyond which it is left as it is."""
 
 
 class Reading(Execution):
@@ -38,27 +38,19 @@ def is_product(value: ir.Value, facts: Facts) -> bool:
 
 def nodes_between(first: ir.Value, last: ir.Value) -> list[ir.Node] | None:
     """The nodes on the ways from one value to another, in order; None if something else looks into them."""
-    above, pending = dict[ir.Value, None](), [last]
-    for value in pending:
-        node = None if value in above or value is first else value.producer()
-        above[value] = None
-        pending += [] if node is None else [item for item in node.inputs if item is not None]
-        if len(pending) > MOST_NODES:
-            return None
-    found, moved = set[ir.Node](), [first]
+    below, moved = set[ir.Node](), [first]
     for value in moved:
-        for node, _ in value.uses():
-            if node.op_type in ASKS_SHAPE or node in found:
+        for node, _ in () if value is last else value.uses():
+            if node.op_type in ASKS_SHAPE or node in below:
                 continue
-            if node.graph is not first.graph and node.graph is not last.graph:
+            if (node.graph is not first.graph and node.graph is not last.graph) or len(below) == MOST_NODES:
                 return None
-            if not above.keys().isdisjoint(node.outputs):
-                found.add(node)
-                moved += node.outputs
+            below.add(node)
+            moved += node.outputs
     ordered = dict[ir.Node, None]()
 
     def place(node: ir.Node | None) -> None:
-        if node in found and node not in ordered:
+        if node in below and node not in ordered:
             for item in node.inputs:
                 place(None if item is None else item.producer())
             ordered[node] = None

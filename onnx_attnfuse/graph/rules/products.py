@@ -167,9 +167,9 @@ def _meet_operands(query: Dims, key: Dims | None, value: Dims, facts: Known) -> 
     """Notes that there are as many keys as values, and one batch; an operand without a batch has 1 entry."""
     if key is not None and len(key) == len(value):
         facts.enforce(key[-2], value[-2])
-    for given in (key, value):
-        if given is not None and given[0] != 1:
-            facts.enforce(given[0], query[0])
+    for other in (key, value):
+        if other is not None and other[0] != 1:
+            facts.enforce(other[0], query[0])
 
 
 def _meet_mask(node: ir.Node, mask: int, past: int, query: Dims, facts: Known) -> None:
