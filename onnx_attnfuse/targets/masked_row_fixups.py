@@ -51,11 +51,11 @@ def filled(builder: Builder, value: ir.Value, test: ir.Value, filling: ir.Value,
     if not refill.keeps_nan or dtype is None:
         return builder.elementwise("Where", [test, *([filling, value] if refill.where else [value, filling])], dtype)
     other = builder.elementwise("Not", [test], ir.DataType.BOOL)
-    dropped, kept = (builder.cast(item, dtype) for item in ((test, other) if refill.where else (other, test)))
-    value = builder.elementwise("Mul", [value, kept], dtype)
+    kept, dropped = (test, other) if not refill.where else (other, test)
+    value = builder.elementwise("Mul", [value, builder.cast(kept, dtype)], dtype)
     if not np.any(refill.number):
         return value
-    return builder.elementwise("Add", [value, builder.elementwise("Mul", [dropped, filling], dtype)], dtype)
+    return builder.elementwise("Add", [value, builder.elementwise("Mul", [builder.cast(dropped, dtype), filling], dtype)], dtype)
 
 
 def scale_rows(builder: Builder, value: ir.Value, channels: Axis, scale: ScaleValue, axes: Axes4) -> ir.Value:

@@ -90,7 +90,7 @@ AFTER: tuple[EnablingRule, ...] = (
     ),
     EnablingRule(
         "query rows zeroed through the rotary tables",
-        frozenset(["Where"]),
+        frozenset(["Mul", "Where"]),
         with_emptied_rotation,
         "emptied-rotations",
     ),

@@ -19,6 +19,7 @@ from collections.abc import Mapping
 import numpy as np
 import onnx_ir as ir
 
+from onnx_attnfuse.fusion.enabling.emptied_rows import EmptiedRows
 from onnx_attnfuse.fusion.enabling.helpers import added_bias, only_use
 from onnx_attnfuse.fusion.enabling.rule import EnablingChange
 from onnx_attnfuse.graph.build import Builder
@@ -122,31 +123,26 @@ def _apart(value: ir.Value, facts: Facts) -> tuple[ir.Value, ir.Value] | None:
     return found if bias is not None and np.isfinite(bias).all() else None
 
 
-_Emptied = tuple[ir.Value, ir.Value]
-"""A test of rows, and queries that are 0 where it holds."""
-
-
-def _query(found: _Biased, emptied: _Emptied | None, builder: Builder) -> tuple[ir.Value, tuple[ir.Value, ...]]:
+def _query(found: _Biased, emptied: EmptiedRows | None, builder: Builder) -> tuple[ir.Value, tuple[ir.Value, ...]]:
     """The queries with their bias, and their operands."""
     bias, dtype = found.biases[0], builder.facts.dtype(found.query)
-    rows = found.query if emptied is None else emptied[1]
+    rows = found.query if emptied is None else emptied.rows
     biased = builder.elementwise("Add", [rows, builder.constant(bias)], dtype) if bias.any() else rows
     if emptied is None:
         return biased, (rows,)
-    test = _full(emptied[0], biased, builder)
-    return builder.elementwise("Where", [test, builder.scalar(0.0, dtype), biased], dtype), emptied
+    return emptied.emptied(biased, _full(emptied.test, biased, builder), builder), (emptied.test, rows)
 
 
-def _emptied(found: _Biased, facts: Facts) -> _Emptied | None:
-    """The test and the queries of a Where that has the opposite of the bias in some rows, where queries are 0 with their bias."""
-    chosen = found.query.producer()
-    if not is_standard(chosen, "Where") or len(found.query.uses()) != 1:
+def _emptied(found: _Biased, facts: Facts) -> EmptiedRows | None:
+    """Queries that are the opposite of the bias in some rows, so that they are 0 with their bias."""
+    emptied = EmptiedRows.read(found.query.producer()) if len(found.query.uses()) == 1 else None
+    if emptied is None or facts.rank(emptied.test) != 3 or facts.dims(emptied.rows) != facts.dims(found.query):
         return None
-    test, filling, rows = chosen.inputs
-    filled = None if filling is None else constant_array(filling, limit=MAX_BIAS_ELEMENTS)
-    if test is None or rows is None or filled is None or facts.rank(test) != 3 or facts.dims(rows) != facts.dims(found.query):
+    filling = np.zeros(1) if emptied.filling is None else constant_array(emptied.filling, limit=MAX_BIAS_ELEMENTS)
+    opposite = -found.biases[0]
+    if filling is None or filling.size not in {1, opposite.size}:
         return None
-    return (test, rows) if np.array_equal(filled.reshape(-1), -found.biases[0]) else None
+    return emptied if (filling.reshape(-1) == opposite).all() else None
 
 
 def _full(test: ir.Value, like: ir.Value, builder: Builder) -> ir.Value:

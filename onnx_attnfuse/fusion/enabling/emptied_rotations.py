@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import dataclasses
 
+import numpy as np
 import onnx_ir as ir
 
+from onnx_attnfuse.fusion.enabling.emptied_rows import EmptiedRows
 from onnx_attnfuse.fusion.enabling.rule import EnablingChange
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.constants import attribute, attributes, constant_array, is_standard
@@ -23,7 +25,7 @@ from onnx_attnfuse.targets.rotary import counted_rows
 
 
 def with_emptied_rotation(node: ir.Node, builder: Builder) -> EnablingChange | None:
-    """RotaryEmbedding with tables that are 0 in the rows where a Where puts 0 in the place of its result."""
+    """RotaryEmbedding with tables that are 0 in the rows in which its result is emptied."""
     facts = builder.facts
     found = _Emptied.read(node, facts)
     if found is None:
@@ -56,7 +58,7 @@ def with_emptied_rotation(node: ir.Node, builder: Builder) -> EnablingChange | N
 
 @dataclasses.dataclass(frozen=True)
 class _Emptied:
-    """A RotaryEmbedding whose result nobody sees but a Where that has 0 in some rows."""
+    """A RotaryEmbedding whose result nobody sees but a node that has 0 in some rows."""
 
     rotation: ir.Node
     query: ir.Value
@@ -71,15 +73,13 @@ class _Emptied:
 
     @staticmethod
     def read(node: ir.Node, facts: Facts) -> _Emptied | None:
-        """The Where and the operator; None where some channels are not rotated, or the test differs by head or channel."""
-        if not is_standard(node, "Where"):
+        """The rows and the operator; None where some channels are not rotated, or the test differs by head or channel."""
+        emptied = EmptiedRows.read(node)
+        if emptied is None:
             return None
-        test, filling, rotated = node.inputs
-        zero = constant_array(filling, limit=1)
-        rotation = None if rotated is None else rotated.producer()
-        if test is None or zero is None or zero.any() or rotation is None:
-            return None
-        if not is_contrib(rotation, INFO.name):
+        zero = np.zeros(1) if emptied.filling is None else constant_array(emptied.filling, limit=1)
+        rotation, test = emptied.rows.producer(), emptied.test
+        if zero is None or zero.any() or not is_contrib(rotation, INFO.name):
             return None
         result = rotation.outputs[0]
         dims, tested = facts.dims(result), facts.dims(test)

@@ -121,6 +121,17 @@ def test_rows_without_a_key_get_a_plain_zero_by_a_condition_of_their_size() -> N
     assert made.op_type == "Expand"
 
 
+@pytest.mark.parametrize("biased", ["qkv", "kv"], ids=["queries have a bias", "queries have none"])
+def test_rows_that_a_mask_is_added_to_are_emptied_by_a_product_that_keeps_nan(biased: str) -> None:
+    model = model_of(_BOOLEAN, biased=biased, kind="float16")
+    result = onnx.shape_inference.infer_shapes(fused(model))
+    assert attention(result).input[3] == ""
+    made = {name: node for node in result.graph.node for name in node.output}
+    product = made[attention(result).input[0]]
+    kept = made[made[product.input[1]].input[0]]
+    assert (product.op_type, kept.op_type, made[kept.input[0]].op_type) == ("Mul", "Not", "Expand")
+
+
 @pytest.mark.parametrize(
     ("behind", "outputs"),
     [

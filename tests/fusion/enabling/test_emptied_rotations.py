@@ -23,7 +23,7 @@ model (float16[b, s, 32] q, float16[b, s, 32] k, float16[b, s, 32] v, int64[b, s
     q4 = Reshape(q, split) qt = Transpose<perm = [0, 2, 1, 3]>(q4) k4 = Reshape(k, split) kt = Transpose<perm = [0, 2, 1, 3]>(k4)
     {turned_q} {turned_k}
     kk = Transpose<perm = [0, 1, 3, 2]>(k_t) v4 = Reshape(v, split) vt = Transpose<perm = [0, 2, 1, 3]>(v4)
-    qk = MatMul(q_t, kk) scores = Mul(qk, scale) not_mask = Not(mask) seen = Where(not_mask, low, scores)
+    qk = MatMul(q_t, kk) scores = Mul(qk, scale) {seen}
     weights = Softmax<axis = -1>(seen) mixed = MatMul(weights, vt) turned = Transpose<perm = [0, 2, 1, 3]>(mixed)
     out = Reshape(turned, flat) {more}
 }}"""
@@ -46,14 +46,20 @@ def model_of(
     mask: str = "bool[b, 1, s, s] mask",
     outputs: str = "",
     more: str = "",
+    seen: str = "not_mask = Not(mask) seen = Where(not_mask, low, scores)",
 ) -> onnx.ModelProto:
     """Two heads of 16 channels, of which 2 · `half` are rotated; positions by entry or for all."""
     rotated = {f"turned_{name}": turned.format(name) for name in "qk"}
-    text = _TEXT.format(angles=angles, **rotated, half=half, width=2 * half, mask=mask, outputs=outputs, more=more)
+    text = _TEXT.format(angles=angles, **rotated, half=half, width=2 * half, mask=mask, outputs=outputs, more=more, seen=seen)
     model = onnx.parser.parse_model(text)
     speeds = (1.0 / 7 ** (np.arange(half) / half)).astype(np.float16)
     low = np.asarray(np.finfo(np.float16).min, np.float16)
-    for name, array in (("speeds", speeds), ("low", low), ("scale", np.asarray(0.25, np.float16))):
+    for name, array in (
+        ("speeds", speeds),
+        ("low", low),
+        ("nil", np.zeros((), np.float16)),
+        ("scale", np.asarray(0.25, np.float16)),
+    ):
         model.graph.initializer.append(numpy_helper.from_array(array, name))
     return model
 
@@ -96,6 +102,16 @@ def test_queries_are_emptied_by_the_tables_that_rotate_them(angles: str, by_row:
     assert not set(rotations[0].input[2:]) & set(rotations[1].input[2:])
     wanted, found = outputs_of(model, by_row=by_row), outputs_of(result, by_row=by_row)
     np.testing.assert_allclose(found, wanted, atol=4e-3)
+
+
+def test_rows_that_a_mask_is_added_to_are_emptied_by_the_tables_too() -> None:
+    model = model_of(seen="bias = Where(mask, nil, low) seen = Add(scores, bias)")
+    result = fused(model)
+    assert query_of(result).op_type == "RotaryEmbedding"
+    wanted, found = outputs_of(model), outputs_of(result)
+    has_key = np.ones((3, 5), bool)
+    has_key[0, 3] = has_key[2, 0] = False
+    np.testing.assert_allclose(found[has_key], wanted[has_key], atol=4e-3)
 
 
 def test_rows_of_all_entries_alike_leave_the_tables_as_short_as_they_are() -> None:
