@@ -25,11 +25,11 @@ _YES = {True: "yes", False: "no", None: "not known"}
 
 def page(record: ExecutionProvider) -> str:
     """The page of a provider."""
-    parts = [f"# {record.name}", _HEAD, *_introduction(record), "## Operators", _operators(record), "## What else is known"]
+    parts = [f"# {record.name}", _HEAD, *_introduction(record), "## Operators", _operators(record), "## Other facts"]
     parts.append("\n".join(f"- {line}" for line in _facts(record)))
     tried = tables([record.name]).get(record.name)
     if tried is not None:
-        parts += ["## Forms that were tried", f"{tried[0].upper()}{tried[1:]}. [How, and what was found](../conformance.md)."]
+        parts += ["## Tested forms", f"{tried[0].upper()}{tried[1:]}. [How they are tested](../conformance.md)."]
     summary = _summary(ROOT / "benchmarks" / "results" / f"providers_{record.name}.md")
     if summary:
         parts += ["## Whole models", summary, f"[Model by model](../../benchmarks/results/providers_{record.name}.md)."]
@@ -43,19 +43,20 @@ def pages() -> dict[pathlib.Path, str]:
 
 def _introduction(record: ExecutionProvider) -> Iterator[str]:
     packages = " or ".join(f"`{package}`" for package in dict.fromkeys((record.distribution, *record.plugins)))
-    yield f"`--ep {record.name}` is {record.ort_name} of ONNX Runtime, in {packages}. Known from: {record.known_from}."
+    yield f"`attnfuse optimize MODEL --ep {record.name}` writes a model for {record.ort_name} of ONNX Runtime, in {packages}."
+    yield f"Source: {record.known_from}."
     notes = (ROOT / "docs" / "details" / "providers.md").read_text(encoding="utf-8")
     if f"\n## {record.name}\n" in notes:
-        yield f"[What was found, and what follows](../details/providers.md#{record.name})."
+        yield f"[Findings in detail](../details/providers.md#{record.name})."
     form = record.unfused_form
     if form is not None:
         kinds, place = _types(form.dtypes), {"scores": "after the product", "queries": "on the queries"}[form.scale]
-        yield f"Attention in {kinds} is decomposed there, the factor {place}. Known from: {form.known_from}."
+        yield f"attnfuse decomposes attention in {kinds}, with the factor {place}. Source: {form.known_from}."
 
 
 def _operators(record: ExecutionProvider) -> str:
     """A table: each operator with its supported forms, or why it is not written."""
-    rows = [("operator", "written", "types", "masks", "causal", "kernels", "known from, or why not"), ("---",) * 7]
+    rows = [("operator", "written", "types", "masks", "causal", "kernels", "source, or why not"), ("---",) * 7]
     for key, info in sorted(by_key().items()):
         if info.kind == "attention" and info.target is not None:
             found = support(key, record)
@@ -80,31 +81,31 @@ def _types(dtypes: Iterable[object]) -> str:
 
 def _facts(record: ExecutionProvider) -> Iterator[str]:
     """Facts about a provider that concern no single operator, one line each."""
-    yield f"A row without a key stays NaN in fused operators: {_YES[record.keeps_nan_rows]}."
+    yield f"Fused operators give NaN in a row whose scores are all -inf: {_YES[record.keeps_nan_rows]}."
     if record.computes_in_float16:
-        yield "float32 is computed in float16: yes, so that rows without a key are edited until they come out as in float32."
+        yield "The provider computes float32 in float16; attnfuse edits fully masked rows so that they give the float32 result."
     else:
-        yield f"float16 sums are rounded to float16: {_YES[record.rounds_float16]}."
-    yield f"An `If` costs no more than its test: {_YES[record.takes_if]}."
+        yield f"The provider rounds float16 sums to float16: {_YES[record.rounds_float16]}."
+    yield f"An `If` costs no more than its condition: {_YES[record.takes_if]}."
     yield f"RotaryEmbedding of com.microsoft: {'used' if record.rotates else 'decomposed'}."
     yield f"A cache in one buffer (`--cache shared`): {_YES[record.shares_cache]}."
-    fate = "left as they are" if record.keeps_fused else "decomposed where not known to run right"
-    yield f"Fused operators of a model are {fate}."
+    fate = "keeps fused operators" if record.keeps_fused else "decomposes fused operators that are not known to run correctly"
+    yield f"attnfuse {fate}."
     if record.skip_norms is not None:
-        taken = {"none": "is decomposed", "without sum": "is decomposed where its sum goes on"}[record.skip_norms]
-        yield f"SkipLayerNormalization, with its like, {taken}."
+        taken = {"none": "", "without sum": " if another node reads their sum"}[record.skip_norms]
+        yield f"attnfuse decomposes SkipLayerNormalization and its variants{taken}."
     if record.decomposed_norms:
-        yield f"Decomposed, of ai.onnx: {', '.join(sorted(record.decomposed_norms))}."
+        yield f"attnfuse decomposes these operators of ai.onnx: {', '.join(sorted(record.decomposed_norms))}."
     if record.fixed_sizes:
-        yield "Models of fixed sizes only (`--dim`)."
+        yield "The provider takes fixed sizes only (`--dim`)."
     if record.mixes_up_inputs:
-        yield "Inputs that nobody reads are put last, as those after them are taken for one another; names stay."
+        yield "attnfuse moves unused inputs to the end, because the provider mixes up the inputs after them. Names stay."
     if record.gathers_flat:
-        yield "Indices of Gather are laid flat where they have more than two axes, with which it is wrong."
+        yield "attnfuse flattens indices of Gather with more than two axes, for which the provider is wrong."
     if record.merges_into_norms:
-        yield "Before normalizations, Reciprocal of Sqrt becomes a quotient, and tables that all entries share are repeated."
+        yield "Before norms attnfuse writes a quotient for Reciprocal of Sqrt, and repeats tables shared by batch entries."
     if record.pays:
-        yield f"What pays there, by name: {', '.join(sorted(record.pays))}."
+        yield f"Optional rewrites that are faster there: {', '.join(f'`{name}`' for name in sorted(record.pays))}."
 
 
 def _summary(path: pathlib.Path) -> str:

@@ -14,8 +14,8 @@ _NONE = "–"
 _LENGTH = 110
 _EMULATED = "The device is emulated, so nothing was timed."
 _TIMED = (
-    "Times are the middle of at least 7 pairs in turn, of small models on a machine that did other work: what is a tenth off is "
-    "noise. What seemed slower was timed once more, by itself and for longer, and that counts."
+    "Times are medians of at least 7 pairs, in turn. The models are small and the machine was busy, so a tenth is noise. "
+    "Models that seemed slower were timed again, alone and for longer, and that time counts."
 )
 
 
@@ -32,15 +32,15 @@ def page(ep: str, versions: Mapping[str, str], rows: Sequence[Row], words: Seque
     found = [(row, row.problems(emulated=ep in EMULATED)) for row in rows]
     parts = [
         f"# Many models on {ep}",
-        f"{len(rows)} exports on {packages}, each beside what `--ep {ep}` makes of it, both held against the export on the CPU "
-        f"with its optimizations off, in all cases of inputs that it has. {_EMULATED if ep in EMULATED else _TIMED}",
+        f"{len(rows)} exports on {packages}, before and after `--ep {ep}`. Both were compared with the export on the CPU without "
+        f"optimizations, on all its inputs. {_EMULATED if ep in EMULATED else _TIMED}",
         "\n".join(f"- {line}" for line in summary(ep, rows)),
         "## What is not as it should be",
         "\n".join(f"- {row.name}: {'; '.join(map(_short, problems))}" for row, problems in found if problems) or "Nothing.",
         *_not_compared(rows),
         "## Model by model",
-        "Attention nodes (Softmax and fused operators) that the provider runs, of all; nodes on the CPU; the largest difference "
-        "as a part of the magnitude: each of the export, then of ours.",
+        "Attention nodes (Softmax and fused operators) that the provider runs, of all; nodes on the CPU; the largest error "
+        "as a part of the magnitude: each before, then after.",
         _table(
             ("export", "sites", "attention", "on the CPU", "difference", "time"), (_line(row) for row in rows if not row.lost)
         ),
@@ -53,24 +53,24 @@ def summary(ep: str, rows: Sequence[Row]) -> Iterator[str]:
     """What all rows come to on a provider, in a few lines."""
     there = [row for row in rows if not row.lost]
     sites, left = _sum(row.sites for row in there), _sum(row.left for row in there)
-    yield "Sites: " + (", ".join(f"{count} {status}" for status, count in sites.items()) or "none") + "."
+    yield "Sites: " + (", ".join(f"{count} `{status}`" for status, count in sites.items()) or "none") + "."
     if left:
-        yield "Left with " + ", ".join(f"`{code}` {count}" for code, count in left.most_common()) + "."
+        yield "Reasons of those skipped: " + ", ".join(f"`{code}` {count}" for code, count in left.most_common()) + "."
     both = [row for row in there if not row.ours.failed and not row.export.failed]
     only_ours = [row for row in there if row.export.failed and not row.ours.failed]
     only_export = sum(bool(row.ours.failed) and not row.export.failed for row in there)
     neither = len(there) - len(both) - len(only_ours) - only_export
-    alone = f"only ours: {len(only_ours)}; only the export: {only_export}; neither: {neither}"
-    yield f"Both run: {len(both)} of {len(there)}; {alone}."
-    yield f"Wrong beside the export on the provider: {sum(bool(row.wrong) for row in both)}."
+    alone = f"only after: {len(only_ours)}; only before: {only_export}; neither: {neither}"
+    yield f"Models that run before and after: {len(both)} of {len(there)}; {alone}."
+    yield f"Worse than the export on the provider: {sum(bool(row.wrong) for row in both)}."
     if providers.provider(ep).computes_in_float16:
         limit = TOLERANCES["float16"]
         before, after = (
             sum(side.error > limit for side in sides) for sides in ([row.export for row in both], [row.ours for row in both])
         )
-        yield f"Off by more than {limit:g} of the magnitude on the provider: {before} exports, {after} of ours."
+        yield f"Errors above {limit:g} of the magnitude: {before} before, {after} after."
     if only_ours:
-        yield f"Off beyond the tolerance where only ours runs: {sum(bool(row.wrong) for row in only_ours)} of {len(only_ours)}."
+        yield f"Wrong among those that run only after: {sum(bool(row.wrong) for row in only_ours)} of {len(only_ours)}."
     counted = [row for row in both if row.export.on_cpu is not None]
     if counted:
         yield from _claims(counted)
@@ -84,9 +84,9 @@ def _claims(rows: Sequence[Row]) -> Iterator[str]:
     sides = [row.export for row in rows], [row.ours for row in rows]
     before, after = (sum(sum((side.on_cpu or {}).values()) for side in found) for found in sides)
     more = sum(bool(row.more_on_cpu) for row in rows)
-    yield f"Nodes on the CPU: {before} with the exports, {after} with ours; more than before in {more} models."
+    yield f"Nodes on the CPU: {before} before, {after} after; more in {more} models."
     old, new = (f"{sum(side.claimed or 0 for side in found)} of {sum(side.attention for side in found)}" for found in sides)
-    yield f"Attention nodes run by the provider: {old} in the exports, {new} in ours."
+    yield f"Attention nodes that the provider runs: {old} before, {new} after."
 
 
 def _times(rows: Sequence[Row]) -> str:
@@ -94,8 +94,8 @@ def _times(rows: Sequence[Row]) -> str:
     ratios = [row.ratio for row in rows if row.ratio is not None]
     low, middle, high = statistics.quantiles(ratios) if len(ratios) > 1 else ratios * 3
     return (
-        f"Time of ours as a part of the export's, where anything changed ({len(ratios)} models): {middle:.2f} in the middle, "
-        f"{low:.2f} to {high:.2f} in half of them, {min(ratios):.2f} to {max(ratios):.2f} in all; "
+        f"Time after divided by time before, in {len(ratios)} changed models: median {middle:.2f}, "
+        f"quartiles {low:.2f} and {high:.2f}, range {min(ratios):.2f} to {max(ratios):.2f}; "
         f"slower beyond noise in {sum(row.slower for row in rows)}."
     )
 

@@ -23,7 +23,11 @@ PAGES = re.findall(
 )
 WRITTEN = ["index", *(page for page in PAGES if page not in GENERATED)]
 INSIDE = ["certificates", "conformance", "glossary", "how_it_works", "measured", "targets"]
-INSIDE += ["details/quantisation", "details/serving", "details/training"]
+INSIDE += sorted(
+    page.relative_to(_DOCS).with_suffix("").as_posix()
+    for page in _DOCS.glob("*/*.md")
+    if page.parent.name in {"details", "providers"}
+)
 """Pages of the repository that the site does not hold."""
 LONGEST = 30
 BANNED = re.compile(r"\b(told|spelled|stands|behind|settles?|settled|what is)\b", re.IGNORECASE)

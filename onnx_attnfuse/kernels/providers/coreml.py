@@ -6,12 +6,12 @@ import onnx_ir as ir
 
 from onnx_attnfuse.kernels.execution_provider import ExecutionProvider, UnfusedForm
 
-_READ = "the operators of ML programs read in ONNX Runtime's sources (coreml_supported_mlprogram_ops.md); nothing was run"
+_READ = "the list of ML program operators in ONNX Runtime's source (coreml_supported_mlprogram_ops.md); not tested"
 PROVIDER = ExecutionProvider(
     name="coreml",
     ort_name="CoreMLExecutionProvider",
     distribution="onnxruntime",
-    known_from=f"{_READ}; the Softmax of decomposed attention is that of the source",
+    known_from=_READ,
     operators=dict.fromkeys(
         ("MultiHeadAttention", "GroupQueryAttention", "Attention", "onnx.Attention", "PackedMultiHeadAttention")
     ),

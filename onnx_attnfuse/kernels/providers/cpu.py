@@ -14,7 +14,9 @@ from onnx_attnfuse.reasons import Reason
 
 _FLOAT = ir.DataType.FLOAT
 _BOTH = frozenset([_FLOAT, ir.DataType.FLOAT16])
-_SOURCE = "kernels read in ONNX Runtime 1.31 (docs/targets.md), times measured on one core (benchmarks/results/attention_cpu.md)"
+_SOURCE = (
+    "kernel sources of ONNX Runtime 1.31 (docs/targets.md), times measured on one core (benchmarks/results/attention_cpu.md)"
+)
 _MATH: Kernels = (("MATH", ()),)
 _FEW_SCORES, _FEW_TIMES = 256 * 256, 0.8
 """Up to so many queries times keys ai.onnx Attention is that much faster (benchmarks/results/attention_cpu.md)."""

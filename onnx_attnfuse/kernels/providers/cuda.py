@@ -49,7 +49,7 @@ from onnx_attnfuse.reasons import Reason
 
 _FLOAT, _HALF = ir.DataType.FLOAT, ir.DataType.FLOAT16
 _MEASURED = "measured on an H200 with ONNX Runtime 1.31 (docs/targets.md, benchmarks/results/forms_h200.md)"
-_READ = "kernels read in ONNX Runtime 1.31, not measured"
+_READ = "kernel sources of ONNX Runtime 1.31, not measured"
 
 # Kernels
 _CUDNN_TAKES = (from_arch(90), half_precision, head_sizes(8, 256), masks("none", "lengths", "bias"))

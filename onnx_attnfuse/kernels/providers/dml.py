@@ -8,7 +8,7 @@ from onnx_attnfuse.kernels.conditions import AttentionParams
 from onnx_attnfuse.kernels.execution_provider import ExecutionProvider, OpSupport
 from onnx_attnfuse.reasons import Reason
 
-_READ = "kernels read in ONNX Runtime (DmlExecutionProvider/src/Operators); nothing was run"
+_READ = "kernel sources in ONNX Runtime (DmlExecutionProvider/src/Operators); not tested"
 _FLOATS = frozenset([ir.DataType.FLOAT, ir.DataType.FLOAT16])
 
 

@@ -6,7 +6,7 @@ import onnx_ir as ir
 
 from onnx_attnfuse.kernels.execution_provider import ExecutionProvider, OpSupport
 
-_READ = "parsers read in AMDMIGraphX (src/onnx); nothing was run"
+_READ = "parsers of AMDMIGraphX (src/onnx); not tested"
 _FLOATS = frozenset([ir.DataType.FLOAT, ir.DataType.FLOAT16])
 PROVIDER = ExecutionProvider(
     name="migraphx",

@@ -8,12 +8,12 @@ from onnx_attnfuse.graph.dtypes import HALVES
 from onnx_attnfuse.kernels.execution_provider import ExecutionProvider, OpSupport, UnfusedForm
 from onnx_attnfuse.reasons import Reason
 
-_READ = "read in TensorRT's documentation, in the builder of onnxruntime-genai and in issues; nothing was run"
+_READ = "TensorRT's documentation, the builder of onnxruntime-genai, and issues; not tested"
 PROVIDER = ExecutionProvider(
     name="nv_tensorrt_rtx",
     ort_name="NvTensorRTRTXExecutionProvider",
     distribution="onnxruntime-trt-rtx",
-    known_from=f"{_READ}; the Softmax of decomposed attention is that of the source",
+    known_from=_READ,
     operators={
         "MultiHeadAttention": None,
         "GroupQueryAttention": OpSupport(

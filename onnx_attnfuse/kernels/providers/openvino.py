@@ -8,7 +8,7 @@ from onnx_attnfuse.kernels.execution_provider import ExecutionProvider, OpSuppor
 from onnx_attnfuse.reasons import Reason
 
 _FLOAT = frozenset([ir.DataType.FLOAT])
-_RUN = "run with onnxruntime-ep-openvino 1.8.1 and ONNX Runtime 1.31 on a CPU"
+_RUN = "tested with onnxruntime-ep-openvino 1.8.1 and ONNX Runtime 1.31 on a CPU"
 _OPTIONS = frozenset(
     [
         *("cache_dir", "context", "device_id", "device_luid", "device_type", "disable_dynamic_shapes", "enable_causallm"),
@@ -22,7 +22,7 @@ PROVIDER = ExecutionProvider(
     ort_name="OpenVINOExecutionProvider",
     distribution="onnxruntime-openvino",
     plugins=("onnxruntime-ep-openvino",),
-    known_from=f"{_RUN}; the Softmax of decomposed attention is that of the source",
+    known_from=_RUN,
     operators={
         "MultiHeadAttention": OpSupport(
             f"{_RUN}: 11.75 ms, decomposed 11.51; onnxruntime-openvino 1.24 does not claim it; lengths are read in part only",

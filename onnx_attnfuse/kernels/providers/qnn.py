@@ -11,14 +11,14 @@ from onnx_attnfuse.kernels.execution_provider import ExecutionProvider, OpSuppor
 from onnx_attnfuse.reasons import Reason
 
 _FLOAT = frozenset([ir.DataType.FLOAT])
-_RUN = "run with onnxruntime-qnn 2.7.0 in its emulator of the HTP"
+_RUN = "tested with onnxruntime-qnn 2.7.0 in its emulator of the HTP"
 _REFUSED = "was refused by qnn (onnxruntime-qnn 2.7.0), so it would go to the CPU"
 PROVIDER = ExecutionProvider(
     name="qnn",
     ort_name="QNNExecutionProvider",
     distribution="onnxruntime-qnn",
     plugins=("onnxruntime-qnn",),
-    known_from=f"{_RUN}; the Softmax of decomposed attention is that of the source",
+    known_from=_RUN,
     operators={
         "MultiHeadAttention": Reason("no-kernel-for-device", f"MultiHeadAttention {_REFUSED}"),
         "GroupQueryAttention": Reason("no-kernel-for-device", f"GroupQueryAttention {_REFUSED}"),

@@ -7,12 +7,12 @@ import onnx_ir as ir
 from onnx_attnfuse.kernels.execution_provider import ExecutionProvider, UnfusedForm
 from onnx_attnfuse.reasons import Reason
 
-_READ = "read in TensorRT's documentation and issues up to 10.16; nothing was run"
+_READ = "TensorRT's documentation and issues up to 10.16; not tested"
 PROVIDER = ExecutionProvider(
     name="tensorrt",
     ort_name="TensorrtExecutionProvider",
     distribution="onnxruntime-gpu",
-    known_from=f"{_READ}; the Softmax of decomposed attention is that of the source",
+    known_from=_READ,
     operators={
         "MultiHeadAttention": None,
         "GroupQueryAttention": None,

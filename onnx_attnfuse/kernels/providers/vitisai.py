@@ -8,7 +8,7 @@ PROVIDER = ExecutionProvider(
     name="vitisai",
     ort_name="VitisAIExecutionProvider",
     distribution="onnxruntime-vitisai",
-    known_from="read in the issues of RyzenAI-SW; nothing was run",
+    known_from="issues of RyzenAI-SW; not tested",
     operators={},
     takes_if=False,
 )

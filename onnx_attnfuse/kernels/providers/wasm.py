@@ -11,7 +11,7 @@ PROVIDER = dataclasses.replace(
     name="wasm",
     ort_name="wasm",
     distribution="onnxruntime-web",
-    known_from=f"the CPU's kernels compiled to WebAssembly, run with onnxruntime-web 1.30; {cpu.PROVIDER.known_from}",
+    known_from=f"the CPU's kernels compiled to WebAssembly, tested with onnxruntime-web 1.30; {cpu.PROVIDER.known_from}",
     switching=None,
 )
 """onnxruntime-web has a name of its own for it. A page sets no variables of the environment, so no kernel is switched off."""

@@ -13,7 +13,7 @@ from onnx_attnfuse.kernels.execution_provider import ExecutionProvider, OpSuppor
 from onnx_attnfuse.reasons import Reason
 
 _FLOATS = frozenset([ir.DataType.FLOAT, ir.DataType.FLOAT16])
-_READ = "kernels read (contrib_ops/webgpu/bert), run with onnxruntime-webgpu 1.27 and onnxruntime-web 1.30 on SwiftShader"
+_READ = "kernel sources (contrib_ops/webgpu/bert), tested with onnxruntime-webgpu 1.27 and onnxruntime-web 1.30 on SwiftShader"
 _LANES = 4
 """The flash kernel reads so many channels at once."""
 
@@ -49,7 +49,7 @@ PROVIDER = ExecutionProvider(
     ort_name="WebGpuExecutionProvider",
     distribution="onnxruntime-webgpu",
     plugins=("onnxruntime-ep-webgpu",),
-    known_from=f"{_READ}; how float16 is rounded and what rows without a key give is not known",
+    known_from=f"{_READ}; float16 rounding and rows without a key are not known",
     operators={
         "MultiHeadAttention": OpSupport(
             f"{_READ}: no key_padding_mask, no causal attribute, nothing packed; a bias may broadcast over entries and heads",
