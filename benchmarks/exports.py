@@ -1,6 +1,6 @@
-"""Models that benchmarks export: attentions by their mask, and encoders with padding.
+"""Models that benchmarks export: attentions by their mask, encoders with padding, and whole models without their weights.
 
-    python -m benchmarks.exports attention|encoder FOLDER [--only PART]
+    python -m benchmarks.exports attention|encoder|whole FOLDER [--only PART]
 
 Batch and length are dynamic. Beside an attention lies what onnxscript makes of it. Exports that are there are used again.
 """
@@ -153,6 +153,11 @@ def encoder(folder: pathlib.Path, kind: str, heads: int, head: int, dtype: str) 
 
 def jobs(family: str, folder: pathlib.Path) -> dict[str, Callable[[], pathlib.Path]]:
     """What is exported of a family, by name."""
+    if family == "whole":
+        from benchmarks.whole import exports, zoo
+
+        folder.mkdir(parents=True, exist_ok=True)
+        return {name: lambda whole=whole: exports.export(whole, folder) for name, whole in zoo.models(small=False).items()}
     make, kinds = (attention, KINDS) if family == "attention" else (encoder, ("attention", "encoder"))
     heads = ((32, 128), (12, 64)) if family == "attention" else ((12, 64), (16, 64))
     types = ("float16", "bfloat16", "float32") if family == "attention" else ("float16", "float32")
@@ -171,7 +176,7 @@ def quiet() -> None:
 
 
 @click.command()
-@click.argument("family", type=click.Choice(["attention", "encoder"]))
+@click.argument("family", type=click.Choice(["attention", "encoder", "whole"]))
 @click.argument("folder", type=pathlib.Path)
 @click.option("--only", default="", help="A part of the names.")
 def main(family: str, folder: pathlib.Path, only: str) -> None:

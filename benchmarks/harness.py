@@ -62,6 +62,7 @@ class Setting:
         arch: Of the GPU that models are written for.
         given: Sizes, such as `8x512x12x64,4x2048x32x128`, in the place of the benchmark's own.
         only: A part of the labels of rows that are measured.
+        columns: Names of the variants that are measured, with semicolons, the one that others are compared with first.
     """
 
     provider: str = "cuda"
@@ -73,6 +74,7 @@ class Setting:
     arch: str = "sm90"
     given: str = ""
     only: str = ""
+    columns: str = ""
 
     @property
     def cuda(self) -> bool:
@@ -252,6 +254,15 @@ def apart(found: Any, truth: Any, *, some: bool = False, single: bool = False) -
     return float(np.nanmax(np.abs(wide - other), initial=0) / max(float(np.nanmax(np.abs(other), initial=0)), 1e-30))
 
 
+def raising(error: str) -> Any:
+    """Fails as what should be measured has failed.
+
+    Raises:
+        RuntimeError: Always.
+    """
+    raise RuntimeError(error)
+
+
 def one_line(error: BaseException | str) -> str:
     """An error for a cell of a table."""
     return " ".join(str(error).split())[:_READABLE].replace("|", "/") or type(error).__name__
@@ -320,6 +331,9 @@ def page(benchmark: Benchmark, setting: Setting, words: str, to: pathlib.Path | 
     for race in benchmark.races(setting):
         if setting.only not in race.label:
             continue
+        if setting.columns and race.variants:
+            chosen = {name: race.variants[name] for name in setting.columns.split(";") if name in race.variants}
+            race = dataclasses.replace(race, variants=chosen)  # noqa: PLW2901
         found[race.label] = (benchmark.measure or cells)(race, setting)
         click.echo(f"{race.label}: {dict(found[race.label])}", err=True)
         columns = list(dict.fromkeys(name for row in found.values() for name in row))
@@ -384,6 +398,7 @@ def command(folder: pathlib.Path) -> click.Command:
     @click.option("--folder", type=pathlib.Path, default=Setting.folder, help="For models.")
     @click.option("--sizes", "given", default="", help="Such as 8x512x12x64, with commas; in the place of the benchmark's own.")
     @click.option("--only", default="", help="A part of the labels of rows.")
+    @click.option("--columns", default="", help="Names of variants, with semicolons; others are compared with the first.")
     @click.option("--arch", default="sm90", help="Of the GPU that models are written for.")
     @click.option("--kernels", is_flag=True, help="Print the kernels that take longest, too; needs torch with a GPU.")
     @click.option("--to", type=pathlib.Path, help="The page; by default it is printed.")
@@ -396,7 +411,8 @@ def command(folder: pathlib.Path) -> click.Command:
         flags = "".join(
             f" --{key} {chosen[key]}" for key in ("provider", "threads", "arch") if chosen[key] != getattr(Setting, key)
         )
-        flags += f" --sizes {setting.given}" * bool(setting.given) + " --quick" * setting.quick
+        flags += f" --sizes {setting.given}" * bool(setting.given) + f' --columns "{setting.columns}"' * bool(setting.columns)
+        flags += " --quick" * setting.quick
         text = page(benchmarks[name](), setting, f"python -m benchmarks.{folder.name} {name}{flags}", to)
         if to is None:
             click.echo(text, nl=False)

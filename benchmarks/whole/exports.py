@@ -1,29 +1,31 @@
-"""Exports a whole model in float16 without its weights ever being made, and writes the graph without them."""
+"""Exports a whole model in float16 without its weights ever being made, and makes them where it is run: seeded noise."""
 
+# pyright: basic, reportMissingTypeStubs=false
 from __future__ import annotations
 
 import contextlib
 import io
+import math
 import pathlib
+import zlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 import torch
 from torch import nn
 
-from benchmarks.whole import spec as specs
-from benchmarks.whole.spec import Spec
-from benchmarks.whole.weights import PAGE, PLACE
-from benchmarks.whole.zoo import Whole
+from benchmarks.whole.spec import Case, Whole
 
-OPSET = 20
+_OPSET = 20
 """What torch's exporter takes by itself."""
-SMALLEST_OUTSIDE = 512
-"""Weights of fewer bytes stay in the graph."""
-LARGEST_INSIDE = 1 << 20
-"""Constants are kept as they are; one of more bytes would be a weight that was not recognised."""
+_SMALLEST_OUTSIDE, _LARGEST_INSIDE = 512, 1 << 20
+"""Weights of fewer bytes stay in the graph; a constant of more bytes would be a weight that was not recognised."""
+_PLACE, _PAGE = "{}.onnx.data", 4096
+_POOL, _SCALE = 16_777_259, 0.02
+"""Different numbers that are drawn; a prime, so that rows of a weight are not alike."""
 
 
 @contextlib.contextmanager
@@ -67,31 +69,27 @@ def module_of(build: Callable[[], nn.Module]) -> nn.Module:
     return module.eval()
 
 
-def export(whole: Whole, opset: int = OPSET) -> ir.Model:
-    """What torch's exporter makes of a model, batch and length dynamic where they are in the specification."""
-    spec = whole.spec
-    example = {"batch": 2, "seq": 9, "past": 5}
-    values = [torch.from_numpy(value) for value in specs.feeds(spec, specs.Case("", example)).values()]
+def export(whole: Whole, folder: pathlib.Path) -> pathlib.Path:
+    """Writes what torch's exporter makes of a model, batch and length dynamic, unless it is there; its weights are left out."""
+    path = folder / f"{whole.name}.onnx"
+    if path.exists():
+        return path
+    values = [torch.from_numpy(value) for value in whole.feeds(Case("", {"batch": 2, "seq": 9, "past": 5})).values()]
     shapes = tuple(
-        {at: axis.replace("+", "_plus_") for at, axis in enumerate(port.shape) if isinstance(axis, str)} for port in spec.inputs
+        {at: axis.replace("+", "_plus_") for at, axis in enumerate(port.shape) if isinstance(axis, str)} for port in whole.inputs
     )
     module = module_of(whole.build)
+    names: Any = {"input_names": [port.name for port in whole.inputs], "output_names": [port.name for port in whole.outputs]}
     with torch.no_grad(), contextlib.redirect_stdout(io.StringIO()):
         program: Any = torch.onnx.export(
-            module,
-            tuple(values),
-            dynamo=True,
-            opset_version=opset,
-            input_names=[port.name for port in spec.inputs],
-            output_names=[port.name for port in spec.outputs],
-            dynamic_shapes=(shapes,),
-            verbose=False,
+            module, tuple(values), dynamo=True, opset_version=_OPSET, dynamic_shapes=(shapes,), verbose=False, **names
         )
-    strip(program.model, spec, {name for name, _ in module.named_parameters(remove_duplicate=False)})
-    return program.model
+    strip(program.model, whole.name, {name for name, _ in module.named_parameters(remove_duplicate=False)})
+    ir.save(program.model, path)
+    return path
 
 
-def strip(model: ir.Model, spec: Spec, parameters: set[str]) -> None:
+def strip(model: ir.Model, name: str, parameters: set[str]) -> None:
     """Leaves of every parameter a place in a data file that is not written, and no notes on where nodes come from.
 
     `model` is changed.
@@ -102,26 +100,54 @@ def strip(model: ir.Model, spec: Spec, parameters: set[str]) -> None:
             result.metadata_props.clear()
     offset = 0
     for value in model.graph.initializers.values():
-        tensor = value.const_value
-        assert tensor is not None
-        if tensor.nbytes < SMALLEST_OUTSIDE or not (value.name in parameters or _untouched(tensor)):
-            if tensor.nbytes > LARGEST_INSIDE:
-                raise ValueError(f"{spec.name}: {value.name} of {tensor.nbytes} bytes is no parameter; say where it comes from")
+        tensor: Any = value.const_value
+        if tensor.nbytes < _SMALLEST_OUTSIDE or not (value.name in parameters or _untouched(tensor)):
+            if tensor.nbytes > _LARGEST_INSIDE:
+                raise ValueError(f"{name}: {value.name} of {tensor.nbytes} bytes is no parameter; say where it comes from")
             continue
         value.const_value = ir.ExternalTensor(
-            PLACE.format(spec.name), offset, tensor.nbytes, tensor.dtype, shape=tensor.shape, name=value.name, base_dir="."
+            _PLACE.format(name), offset, tensor.nbytes, tensor.dtype, shape=tensor.shape, name=value.name or "", base_dir="."
         )
-        offset += -(-tensor.nbytes // PAGE) * PAGE
+        offset += -(-tensor.nbytes // _PAGE) * _PAGE
 
 
 def _untouched(tensor: Any) -> bool:
     """Whether it is made of a large parameter, which the exporter has transposed, say: those are zeros, all but one."""
-    return tensor.dtype == ir.DataType.FLOAT16 and np.count_nonzero(tensor.numpy()) < 2
+    return tensor.dtype == ir.DataType.FLOAT16 and bool(np.count_nonzero(tensor.numpy()) < 2)
 
 
-def write(whole: Whole, folder: pathlib.Path, opset: int = OPSET) -> pathlib.Path:
-    """Writes the graph and, beside it, the specification."""
-    path = folder / f"{whole.spec.name}.onnx"
-    ir.save(export(whole, opset), path)
-    whole.spec.write(folder)
-    return path
+def fill(path: pathlib.Path) -> int:
+    """Writes the weights of a graph, unless they are there; returns their size in bytes.
+
+    Vectors named ``weight`` scale what was normalised, and are 1. All else is normal with a standard deviation of 0.02.
+    """
+    tensors = [tensor for tensor in onnx.load(path, load_external_data=False).graph.initializer if tensor.external_data]
+    places = [{entry.key: entry.value for entry in tensor.external_data} for tensor in tensors]
+    size = max((int(place["offset"]) + int(place["length"]) for place in places), default=0)
+    target = path.with_name(_PLACE.format(path.stem))
+    if target.exists() and target.stat().st_size == size:
+        return size
+    pool = (np.random.default_rng(0).standard_normal(_POOL, np.float32) * _SCALE).astype(np.float16)
+    part = target.with_name(f"{target.name}.part")
+    with part.open("wb") as file:
+        for tensor, place in zip(tensors, places, strict=True):
+            file.seek(int(place["offset"]))
+            for piece in _pieces(tensor, pool):
+                file.write(piece)
+        file.truncate(size)
+    part.replace(target)
+    return size
+
+
+def _pieces(tensor: onnx.TensorProto, pool: Any) -> list[Any]:
+    """What a tensor consists of, as pieces of the pool."""
+    count = math.prod(tensor.dims)
+    if tensor.data_type != onnx.TensorProto.FLOAT16:
+        raise ValueError(f"{tensor.name} is not float16")
+    if len(tensor.dims) == 1 and tensor.name.endswith("weight"):
+        return [np.ones(count, np.float16)]
+    start = zlib.crc32(tensor.name.encode()) % _POOL
+    pieces = [pool[start : start + count]]
+    left = count - pieces[0].size
+    pieces += [pool] * (left // _POOL) + [pool[: left % _POOL]]
+    return [memoryview(piece) for piece in pieces if piece.size]

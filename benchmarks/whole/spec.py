@@ -1,17 +1,19 @@
-"""What is known of a whole model besides its graph: inputs, outputs, the sizes it is run at; as JSON beside the export."""
+"""A whole model besides its graph: what builds it, its inputs and outputs, and the sizes that it is run at."""
 
+# pyright: basic, reportMissingTypeStubs=false
 from __future__ import annotations
 
 import dataclasses
-import json
-import pathlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
+from torch import nn
 
-FLOATS = ("float",)
-"""Kinds of inputs and outputs that are float16; all others are int64."""
+from models.recipe import resolve
+
+Array = np.ndarray[Any, Any]
+IDS, MASK = ("batch", "seq"), ("batch", "past+seq")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,7 +24,7 @@ class Port:
         name: Its name in the graph.
         shape: One entry per axis: a number, or names of axes joined by ``+``.
         kind: ``ids`` are below `high`, ``positions`` count on from the past, ``mask`` is 1 where a token counts, ``float`` is
-            noise.
+            noise in float16; all others are int64.
         high: Upper bound of ``ids``.
     """
 
@@ -32,17 +34,13 @@ class Port:
     high: int = 0
 
     def at(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
-        """The shape for some sizes of the axes.
-
-        >>> Port("mask", ("batch", "past+seq")).at({"batch": 2, "past": 5, "seq": 3})
-        (2, 8)
-        """
-        return tuple(axis if isinstance(axis, int) else sum(sizes[part] for part in axis.split("+")) for axis in self.shape)
+        """The shape for some sizes of the axes."""
+        return tuple(axis if isinstance(axis, int) else resolve(axis, sizes) for axis in self.shape)
 
     @property
     def type(self) -> Any:
         """The element type."""
-        return np.float16 if self.kind in FLOATS else np.int64
+        return np.float16 if self.kind == "float" else np.int64
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,7 +48,7 @@ class Case:
     """One way to run a model.
 
     Attributes:
-        label: What it is called in the tables.
+        label: Its name in the tables.
         sizes: Lengths of the axes.
         padded: Whether the masks have padding on the right, half of all tokens.
         steps: Runs in a row, each with what the one before returned as its past; 0 for a single run.
@@ -61,9 +59,18 @@ class Case:
     padded: bool = False
     steps: int = 0
 
+    @property
+    def lengths(self) -> list[int]:
+        """How many tokens of each sequence count: evenly spread up to the full length, half of all."""
+        batch, total = self.sizes["batch"], self.sizes["seq"] + self.sizes.get("past", 0)
+        if not self.padded:
+            return [total] * batch
+        spread = [max(1, round(total * (2 * entry + 1) / (2 * batch))) for entry in range(batch)]
+        return [int(found) for found in np.random.default_rng(0).permutation(spread)]
+
 
 @dataclasses.dataclass(frozen=True)
-class Spec:
+class Whole:
     """A whole model.
 
     Attributes:
@@ -71,56 +78,33 @@ class Spec:
         inputs: Graph inputs, in order; those that carry the past come last.
         outputs: Graph outputs, in order; all but the first carry the past on.
         cases: How it is run, those with little memory first.
+        build: Makes the module, in the default device and element type; inputs by position, outputs in order.
         model_type: What ONNX Runtime's Python optimizer should take it for.
         num_heads: Heads of queries, for that optimizer; 0 where they differ from layer to layer.
         hidden_size: Width, likewise.
-        small: Whether it is the small stand-in that tries the scripts out.
     """
 
     name: str
     inputs: tuple[Port, ...]
     outputs: tuple[Port, ...]
     cases: tuple[Case, ...]
+    build: Callable[[], nn.Module]
     model_type: str
-    num_heads: int
-    hidden_size: int
-    small: bool = False
+    num_heads: int = 0
+    hidden_size: int = 0
 
-    def write(self, folder: pathlib.Path) -> None:
-        """Writes it beside the graph."""
-        (folder / f"{self.name}.json").write_text(json.dumps(dataclasses.asdict(self), indent=1) + "\n")
-
-
-def read(path: pathlib.Path) -> Spec:
-    """The specification in a file."""
-    found = json.loads(path.read_text())
-    for key in ("inputs", "outputs"):
-        found[key] = tuple(Port(**{**port, "shape": tuple(port["shape"])}) for port in found[key])
-    found["cases"] = tuple(Case(**case) for case in found["cases"])
-    return Spec(**found)
+    def feeds(self, case: Case) -> dict[str, Array]:
+        """Values of all inputs; the past is noise too, of the size of keys and values."""
+        random = np.random.default_rng(0)
+        return {port.name: _value(port, case, random) for port in self.inputs}
 
 
-def feeds(spec: Spec, case: Case, *, seed: int = 0) -> dict[str, np.ndarray[Any, Any]]:
-    """Values of all inputs; the past is noise too, of the size of keys and values."""
-    random = np.random.default_rng(seed)
-    return {port.name: _value(port, case, random) for port in spec.inputs}
-
-
-def lengths(case: Case) -> list[int]:
-    """How many tokens of each sequence count: evenly spread up to the full length, half of all."""
-    batch, total = case.sizes["batch"], case.sizes["seq"] + case.sizes.get("past", 0)
-    if not case.padded:
-        return [total] * batch
-    spread = [max(1, round(total * (2 * entry + 1) / (2 * batch))) for entry in range(batch)]
-    return [int(found) for found in np.random.default_rng(0).permutation(spread)]
-
-
-def _value(port: Port, case: Case, random: np.random.Generator) -> np.ndarray[Any, Any]:
+def _value(port: Port, case: Case, random: np.random.Generator) -> Array:
     shape = port.at(case.sizes)
     if port.kind == "ids":
         return random.integers(2, port.high, shape, dtype=np.int64)
     if port.kind == "positions":
         return np.broadcast_to(case.sizes.get("past", 0) + np.arange(shape[-1], dtype=np.int64), shape).copy()
     if port.kind == "mask":
-        return (np.arange(shape[-1])[None] < np.asarray(lengths(case))[:, None]).astype(np.int64)
+        return (np.arange(shape[-1])[None] < np.asarray(case.lengths)[:, None]).astype(np.int64)
     return random.standard_normal(shape, np.float32).astype(np.float16)

@@ -1,151 +1,101 @@
-"""What a model is made into before it is run, by us and by others."""
+"""What a model is made into before it is run, by us and by others: a variant is a tool and options, in words."""
 
+# pyright: basic, reportMissingTypeStubs=false
 from __future__ import annotations
 
-import collections
 import contextlib
 import dataclasses
+import importlib
 import io
-import json
 import pathlib
 import re
-import time
+import unittest.mock
 from typing import Any
 
+import numpy as np
 import onnx
 
-from benchmarks.harness import quietly
-from benchmarks.whole.spec import Spec
+from benchmarks.harness import one_line, quietly
+from benchmarks.whole.spec import Whole
+from onnx_attnfuse.kernels import providers
 
-ONNX = ("plain", "onnxruntime", "onnxscript", "ours")
-"""Run by ONNX Runtime."""
 TORCH = ("eager", "compile", "reduce-overhead")
-"""Run by torch."""
+"""Tools of torch; `plain` is the export, and `onnxruntime`, `onnxscript` and `ours` write models of it."""
 GRAPH = " + graph"
-"""What the name of a variant ends with that runs as a CUDA graph of ONNX Runtime's."""
+"""The end of the name of a variant that ONNX Runtime captures as a CUDA graph."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Variant:
-    """One column of the table.
+class Written:
+    """The model of a variant.
 
     Attributes:
-        tool: One of `ONNX` or `TORCH`.
-        choices: Options of ours, as ``name=value`` words joined by blanks; empty for the defaults.
-        graph: Whether ONNX Runtime is to capture the run as a CUDA graph.
+        path: Where it is.
+        nodes: Its nodes as text; two variants of one text are the same.
+        error: Why there is none.
     """
 
-    tool: str
-    choices: str = ""
-    graph: bool = False
-
-    @property
-    def label(self) -> str:
-        """Its name in results.
-
-        >>> Variant("ours", "padding=exact", graph=True).label
-        'ours padding=exact + graph'
-        """
-        return f"{self.tool} {self.choices}".strip() + (GRAPH if self.graph else "")
-
-    def path(self, folder: pathlib.Path, name: str) -> pathlib.Path:
-        """Where the model is that it runs."""
-        made = word(f"{self.tool} {self.choices}")
-        return folder / (f"{name}.onnx" if self.tool == "plain" else f"{name}.{made}.onnx")
+    path: pathlib.Path
+    nodes: str = ""
+    error: str = ""
 
 
-def word(text: str) -> str:
-    """A text as part of a file's name.
-
-    >>> word("decode 1x1 at 512, padded")
-    'decode-1x1-at-512-padded'
-    """
-    return re.sub(r"[^\w.-]+", "-", text.strip())
-
-
-def read(label: str) -> Variant:
-    """The variant of a label."""
-    words, _, rest = label.removesuffix(GRAPH).partition(" ")
-    if words not in (*ONNX, *TORCH):
-        raise ValueError(f"there is no variant {label!r}; take one of {', '.join((*ONNX, *TORCH))}")
-    return Variant(words, rest, graph=label.endswith(GRAPH))
-
-
-def make(spec: Spec, variant: Variant, folder: pathlib.Path, provider: str, arch: str) -> dict[str, Any]:
-    """Writes the model of a variant, unless it is there; returns what is known of it, also beside it as JSON."""
-    source, target = Variant("plain").path(folder, spec.name), variant.path(folder, spec.name)
-    notes = target.with_suffix(".made.json")
-    if notes.exists():
-        return json.loads(notes.read_text())
-    start = time.perf_counter()
-    more: dict[str, Any] = {}
-    with quietly(), contextlib.redirect_stdout(io.StringIO()):
-        match variant.tool:
-            case "onnxruntime":
-                more = _by_onnxruntime(spec, source, target, provider)
-            case "onnxscript":
-                more = _by_onnxscript(source, target)
-            case "ours":
-                more = _by_us(spec, variant, source, target, provider, arch)
-            case _:
-                pass
-    found = {"seconds": round(time.perf_counter() - start, 1), "operators": operators(target), **more}
-    found["work"] = works(spec, target)
-    notes.write_text(json.dumps(found))
-    return found
+def write(whole: Whole, label: str, source: pathlib.Path, provider: str, arch: str) -> Written:
+    """Writes the model of a variant beside the export; what fails is a result."""
+    made = label.removesuffix(GRAPH)
+    tool, _, choices = made.partition(" ")
+    target = source if tool == "plain" else source.with_suffix(f".{re.sub(r'[^a-z0-9.-]+', '-', made)}.onnx")
+    try:
+        with quietly(), contextlib.redirect_stdout(io.StringIO()):
+            if tool == "ours":
+                _by_us(whole, choices, source, target, provider, arch)
+            elif tool != "plain":
+                {"onnxruntime": _by_onnxruntime, "onnxscript": _by_onnxscript}[tool](whole, source, target, provider)
+    except Exception as error:  # noqa: BLE001 - a failure is a result
+        return Written(target, error=one_line(error))
+    nodes = onnx.load(target, load_external_data=False).graph.node
+    return Written(target, "".join(f"{node.op_type} {node.input} {node.output}\n" for node in nodes))
 
 
-def works(spec: Spec, path: pathlib.Path) -> dict[str, dict[str, Any]]:
-    """The work of one run of a model, by case; of steps in a row the first."""
-    from onnx_attnfuse.bench.roofline import work
-    from onnx_attnfuse.graph import io as models
+def _by_us(whole: Whole, choices: str, source: pathlib.Path, target: pathlib.Path, provider: str, arch: str) -> None:
+    """Ours with options, ``name=value`` words joined by blanks; ``without=a,b`` leaves out rules that pay."""
+    import onnx_attnfuse
 
-    model = models.load(path)
-    shapes = {case.label: {port.name: port.at(case.sizes) for port in spec.inputs} for case in spec.cases}
-    return {label: dataclasses.asdict(work(model, given)) for label, given in shapes.items()}
-
-
-def operators(path: pathlib.Path) -> dict[str, int]:
-    """How often each operator stands in a model, branches included, the most frequent first."""
-
-    def names(graph: onnx.GraphProto) -> list[str]:
-        inner = [name for node in graph.node for attribute in node.attribute for name in names(attribute.g)]
-        return [node.op_type for node in graph.node] + inner
-
-    return dict(collections.Counter(names(onnx.load(path, load_external_data=False).graph)).most_common())
+    options: dict[str, Any] = {"ep": provider, "verify": "none", **({"arch": arch} if provider == "cuda" else {})}
+    options |= {name: _value(whole, value) for name, _, value in (word.partition("=") for word in choices.split())}
+    record = providers.provider(provider)
+    others = {provider: dataclasses.replace(record, pays=record.pays - set(options.pop("without", "").split(",")))}
+    with unittest.mock.patch.dict("onnx_attnfuse.kernels.providers._records", others):
+        onnx_attnfuse.optimize(source, **options).save(target)
 
 
-def _by_onnxruntime(spec: Spec, source: pathlib.Path, target: pathlib.Path, provider: str) -> dict[str, Any]:
+def _value(whole: Whole, text: str) -> Any:
+    """The value of an option: `typical` is the sizes of the first case, `kept` its tokens, `roomy` a quarter more."""
+    case = whole.cases[0]
+    known = {"typical": {name: size for name, size in case.sizes.items() if size}, "true": True}
+    known |= {"kept": sum(case.lengths), "roomy": sum(case.lengths) * 5 // 4}
+    return known.get(text, text)
+
+
+def _by_onnxruntime(whole: Whole, source: pathlib.Path, target: pathlib.Path, provider: str) -> None:
     """ONNX Runtime's optimizer at the level it has for the type of model, or at 0 where that fails."""
     from onnxruntime.transformers import optimizer
 
     _mend()
-    failed: list[str] = []
+    chosen = {"num_heads": whole.num_heads, "hidden_size": whole.hidden_size, "use_gpu": provider == "cuda"}
     for level in (None, 0):
         try:
-            model = optimizer.optimize_model(
-                str(source),
-                spec.model_type,
-                num_heads=spec.num_heads,
-                hidden_size=spec.hidden_size,
-                opt_level=level,
-                use_gpu=provider == "cuda",
-                only_onnxruntime=False,
-            )
+            model = optimizer.optimize_model(str(source), whole.model_type, opt_level=level, only_onnxruntime=False, **chosen)
             model.save_model_to_file(str(target), use_external_data_format=True)
-        except Exception as error:  # noqa: BLE001, PERF203 - the other level may do
-            failed.append(" ".join(str(error).split())[:200])
+        except Exception:  # noqa: PERF203 - the other level may do
+            if level == 0:
+                raise
         else:
-            return {"level": "default" if level is None else level, "failed": failed}
-    raise RuntimeError("; ".join(failed))
+            return
 
 
 def _mend() -> None:
     """Lets that optimizer fuse GroupNorm in float16: it writes the bytes of float16 numbers as float32 and ends with an error."""
-    import importlib
-
-    import numpy as np
-
     Fusion = importlib.import_module("fusion_base").Fusion  # noqa: N806 - the optimizer has its folder on the path
     kept = Fusion.add_initializer
 
@@ -157,36 +107,9 @@ def _mend() -> None:
     Fusion.add_initializer = add_initializer
 
 
-def _by_onnxscript(source: pathlib.Path, target: pathlib.Path) -> dict[str, Any]:
+def _by_onnxscript(whole: Whole, source: pathlib.Path, target: pathlib.Path, provider: str) -> None:
     import onnx_ir as ir
     from onnxscript.rewriter.ort_fusions import optimize_for_ort
 
-    model, counts = optimize_for_ort(ir.load(source))
-    ir.save(model, target, external_data=f"{target.name}.data")
-    return {"fusions": {name: count for name, count in counts.items() if count}}
-
-
-def _by_us(spec: Spec, variant: Variant, source: pathlib.Path, target: pathlib.Path, provider: str, arch: str) -> dict[str, Any]:
-    import onnx_attnfuse
-
-    choices: dict[str, Any] = {"ep": provider, "verify": "none", **({"arch": arch} if arch else {})}
-    for word in variant.choices.split():
-        name, _, value = word.partition("=")
-        choices[name] = _value(spec, value)
-    result = onnx_attnfuse.optimize(source, **choices)
-    result.save(target)
-    sites = collections.Counter(
-        f"{site.status} {site.kernel.forecast if site.kernel else ''}".strip() for site in result.report.sites
-    )
-    return {"sites": dict(sites)}
-
-
-def _value(spec: Spec, text: str) -> Any:
-    """The value of an option: `typical` stands for the sizes of the first case, ``a:2,b:3`` for some sizes."""
-    if text == "typical":
-        return {name: size for name, size in spec.cases[0].sizes.items() if size}
-    if text in {"true", "false"}:
-        return text == "true"
-    if ":" in text:
-        return {name: int(size) for name, _, size in (part.partition(":") for part in text.split(","))}
-    return int(text) if text.isdecimal() else text
+    del whole, provider
+    ir.save(optimize_for_ort(ir.load(source))[0], target, external_data=f"{target.name}.data")
