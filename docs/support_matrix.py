@@ -28,20 +28,20 @@ _TEXT = """# Support matrix
 
 <!-- Written by `make support` from the records in kernels/; do not edit. -->
 
-What each kernel of ONNX Runtime takes, in the order in which ONNX Runtime tries them. MATH takes everything that is left.
-`attnfuse kernels MODEL` gives the answer for each attention of a model.
+This page lists the attention that each kernel of ONNX Runtime supports, in the order in which ONNX Runtime tries them.
+MATH takes everything else. `attnfuse kernels MODEL` names the kernel for each attention of a model.
 
 {tables}
 
 - **Type**: a type in brackets needs a long sequence, of 256 to 513 tokens.
 - **Mask**: a bias is any additive mask; lengths are padding on the right.
-- **Heads**: the largest head size, and the number that it must be a multiple of. **Causal** is an attribute instead of a mask.
-- **Grouped**: heads that share keys and values. Elsewhere keys and values are repeated before the operator.
+- **Heads**: the largest head size, and the number that it must be a multiple of. **Causal** is an attribute, without a mask.
+- **Grouped**: heads share keys and values. For other operators attnfuse repeats keys and values.
 - **Window** and **cap** (soft cap) are attributes. Other operators take a window as a bias, and no cap.
-- ONNX Runtime does not document which kernels are deterministic, so the records hold nothing on that.
+- ONNX Runtime does not document which kernels are deterministic, so this page cannot list them.
 
-Conditions were read and measured with ONNX Runtime 1.31, on CPUs and an H200. [Other execution providers](providers.md) have
-their own pages.
+Conditions come from the source of ONNX Runtime 1.31, and from measurements on CPUs and an H200.
+[Other execution providers](providers.md) have their own pages.
 """
 
 
