@@ -149,7 +149,7 @@ rounds; `×` is the median of ratios within a round, above 1 where it is faster 
 What a step takes besides its products shows where weights are next to nothing: with 4 layers of 128 channels, a cache of
 64 positions and ONNX Runtime by itself (November 2026) the builder's model takes 69 µs, that with padding anywhere 89 and with
 `--padding assume-right` 79 (95 and 85 before
-[angles were tables](../../docs/decisions/0036-angles-are-tables-where-positions-end.md)).
+[angles were tables](../../docs/decisions/0036-rotary-tables-are-precomputed-when-the-longest-position-is-known.md)).
 That is some 0.5 µs for each of 39 and of 29 operators more, after ONNX Runtime's own fusions:
 
 - rotations in front of the attentions, two in each layer, as the operator on a CPU rotates a prompt of several entries by the
