@@ -153,6 +153,17 @@ def test_links_between_pages_lead_somewhere() -> None:
             )
 
 
+def test_decisions_have_one_shape_and_a_line_in_their_list() -> None:
+    pages = sorted((_DOCS / "decisions").glob("[0-9]*.md"))
+    lines = []
+    for page in pages:
+        title, *headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+        assert headings == ["Context", "Decision", "Consequences"], page.name
+        lines.append(f"| [{int(page.name[:4])}]({page.name}) | {title} |")
+    text = (_DOCS / "decisions" / "README.md").read_text(encoding="utf-8")
+    assert re.findall(r"^\| \[.+$", text, re.MULTILINE) == lines
+
+
 @pytest.fixture(scope="module")
 def demo() -> tuple[str, str]:
     """The session and the picture as they are made today."""

@@ -26,7 +26,7 @@ INSIDE = ["certificates", "conformance", "glossary", "how_it_works", "measured",
 INSIDE += sorted(
     page.relative_to(_DOCS).with_suffix("").as_posix()
     for page in _DOCS.glob("*/*.md")
-    if page.parent.name in {"details", "providers"}
+    if page.parent.name in {"decisions", "details", "providers"}
 )
 """Pages of the repository that the site does not hold."""
 LONGEST = 30
