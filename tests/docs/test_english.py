@@ -23,11 +23,7 @@ PAGES = re.findall(
 )
 WRITTEN = ["index", *(page for page in PAGES if page not in GENERATED)]
 INSIDE = ["certificates", "conformance", "glossary", "how_it_works", "measured", "targets"]
-INSIDE += sorted(
-    page.relative_to(_DOCS).with_suffix("").as_posix()
-    for page in _DOCS.glob("*/*.md")
-    if page.parent.name in {"decisions", "details", "providers"}
-)
+INSIDE += sorted(page.relative_to(_DOCS).with_suffix("").as_posix() for page in _DOCS.glob("*/*.md"))
 """Pages of the repository that the site does not hold."""
 LONGEST = 30
 BANNED = re.compile(r"\b(told|spelled|stands|behind|settles?|settled|what is)\b", re.IGNORECASE)
