@@ -22,7 +22,17 @@ PAGES = re.findall(
     re.MULTILINE,
 )
 WRITTEN = ["index", *(page for page in PAGES if page not in GENERATED)]
-INSIDE = ["certificates", "conformance", "glossary", "how_it_works", "measured", "targets"]
+INSIDE = [
+    "../CHANGELOG",
+    "../CONTRIBUTING",
+    "../SECURITY",
+    "certificates",
+    "conformance",
+    "glossary",
+    "how_it_works",
+    "measured",
+    "targets",
+]
 INSIDE += sorted(page.relative_to(_DOCS).with_suffix("").as_posix() for page in _DOCS.glob("*/*.md"))
 """Pages of the repository that the site does not hold."""
 LONGEST = 30
