@@ -164,6 +164,15 @@ def test_decisions_have_one_shape_and_a_line_in_their_list() -> None:
     assert re.findall(r"^\| \[.+$", text, re.MULTILINE) == lines
 
 
+def test_files_that_decisions_name_exist() -> None:
+    """But for scripts of which a page says in which commit they were last."""
+    folders = ("onnx_attnfuse", "tests", "benchmarks", "docs")
+    files = "\n".join(path.as_posix() for folder in folders for path in (_ROOT / folder).rglob("*.*"))
+    for page in (_DOCS / "decisions").glob("*.md"):
+        for name in re.findall(r"`([\w./]+\.(?:py|txt|jsonl))`(?!, last in)", page.read_text(encoding="utf-8")):
+            assert re.search(rf"/{re.escape(name)}$", files, re.MULTILINE), f"{page.name}: {name}"
+
+
 @pytest.fixture(scope="module")
 def demo() -> tuple[str, str]:
     """The session and the picture as they are made today."""
