@@ -27,9 +27,9 @@ from onnx import helper
 
 import onnx_attnfuse
 from onnx_attnfuse.attention.axes.factors import leaves, new_axes
-from onnx_attnfuse.attention.masks.classify import position
 from onnx_attnfuse.attention.masks.index_reader import Reader
 from onnx_attnfuse.attention.masks.interpreter import Evaluator, NotEvaluated
+from onnx_attnfuse.attention.masks.mask_terms import position
 from onnx_attnfuse.certify.arrays import Unsupported
 from onnx_attnfuse.certify.certificate import certify
 from onnx_attnfuse.certify.execution import Execution
@@ -215,13 +215,13 @@ def _mask(scope: Scope, given: Mapping[str, np.ndarray], truth: Sequence[np.ndar
         return None
     value, wanted = scope.graph.outputs[0], truth[0]
     axes = new_axes(list(wanted.shape))
-    expression = Reader(scope.facts).element(value, tuple(position(axis) for axis in axes))
+    read = Reader(scope.facts).element(value, map(position, axes))
     factors = [leaf for axis in axes for leaf in leaves(axis)]
     shapes = [[leaf.size if other is place else 1 for other in range(len(factors))] for place, leaf in enumerate(factors)]
     indices = {leaf: np.arange(leaf.size).reshape(shape) for leaf, shape in zip(factors, shapes, strict=True)}
     known = {item: given[item.name] for item in [*scope.graph.inputs, *scope.graph.initializers.values()] if item.name in given}
     try:
-        found = Evaluator({}, indices, known).evaluate(expression)
+        found = Evaluator({}, indices, known).evaluate(read)
     except (NotEvaluated, KeyError):
         return None
     with contextlib.suppress(ValueError):

@@ -56,6 +56,8 @@ class Proof(threading.local):
         """Lengths that met."""
         self.indices = 0
         """How many indices were named."""
+        self.is_aside = False
+        """Whether terms are made `aside` of proofs."""
 
     def forget(self) -> None:
         """Lets go of the terms that nothing else holds, and names indices from the beginning."""
@@ -90,13 +92,18 @@ def make_shared(op: str, sort: Sort, data: Any = None) -> Term:
 
 @contextlib.contextmanager
 def aside() -> Generator[None, None, None]:
-    """Has the terms that are made inside be no part of a proof: their side conditions are not noted, and they are not held."""
-    noted, met, held = PROOF.noted, PROOF.met, len(PROOF.held)
-    PROOF.noted, PROOF.met = {}, {}
+    """Has the terms that are made inside be no part of a proof: their side conditions are not noted, and they are not held.
+
+    Sums and products are remembered up to the end of the outermost one.
+    """
+    outer, held = (PROOF.noted, PROOF.met, PROOF.computed, PROOF.is_aside), len(PROOF.held)
+    PROOF.noted, PROOF.met, PROOF.is_aside = {}, {}, True
+    if not outer[-1]:
+        PROOF.computed = {}
     try:
         yield
     finally:
-        PROOF.noted, PROOF.met = noted, met
+        PROOF.noted, PROOF.met, PROOF.computed, PROOF.is_aside = outer
         del PROOF.held[held:]
         if len(PROOF.computed) > _MAX_COMPUTED:
             PROOF.computed.clear()

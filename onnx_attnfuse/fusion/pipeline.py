@@ -14,6 +14,7 @@ from collections.abc import Iterator
 
 import onnx_ir as ir
 
+from onnx_attnfuse.certify.interned import aside
 from onnx_attnfuse.containment import Subject, collecting, contained, tell
 from onnx_attnfuse.fusion import capturing, decoders, dequantising, passes, quantising, report_run
 from onnx_attnfuse.fusion.enabling import AFTER, BEFORE
@@ -105,6 +106,7 @@ class Fusion:
         with self.verifier.timer.step("read"):
             return io.from_any(model)
 
+    @aside()
     def fuse(self, model: ir.Model, *, trace: Trace | None = None, dtype: ir.DataType | None = None) -> Report:
         """Fuses the model in place; a failure costs its own site, and is reported.
 

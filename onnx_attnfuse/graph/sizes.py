@@ -41,6 +41,9 @@ class Atom:
     def __lt__(self, other: Atom) -> bool:
         return self.key < other.key
 
+    def __str__(self) -> str:
+        return self.key
+
 
 class Size:
     """A product of an integer and atoms; build with `symbol` and arithmetic, never directly."""

@@ -13,7 +13,7 @@ import onnx_ir as ir
 
 from onnx_attnfuse.attention.axes.factors import length
 from onnx_attnfuse.attention.masks.classify import Meaning
-from onnx_attnfuse.attention.masks.traverse import elements_of
+from onnx_attnfuse.attention.masks.mask_terms import elements_of, value_of
 from onnx_attnfuse.attention.spec import AttentionSpec
 from onnx_attnfuse.graph.build import Builder, dims_of
 from onnx_attnfuse.graph.dtypes import largest
@@ -49,7 +49,8 @@ def refuse_bias(spec: AttentionSpec, meaning: Meaning, context: BuildContext, *,
         return Reason("mask-form", f"GroupQueryAttention is not known to take a bias beside lengths on {context.device.ep}")
     if spec.unshifted:
         return Reason("unshifted-exponentials", "no maximum is subtracted from scores with a bias before exponentials are taken")
-    fed = [item.value.name for bias in meaning.biases for item in elements_of(bias) if _is_fed(item.value, context)]
+    read = [value_of(item) for bias in meaning.biases for item in elements_of(bias)]
+    fed = [value.name for value in read if _is_fed(value, context)]
     if fed:
         return Reason("mask-form", f"'{fed[0]}', a bias that a caller feeds, may mask all keys of a row")
     if not context.builder.facts.assumed.bounded_scores:

@@ -7,12 +7,12 @@ import math
 import onnx_ir as ir
 
 from onnx_attnfuse.attention.masks.classify import split_added, understand
-from onnx_attnfuse.attention.masks.expression import Apply, Expression
 from onnx_attnfuse.attention.masks.fully_masked import SUMMED_IN_HALF
 from onnx_attnfuse.attention.masks.intervals import Bounds, outcomes
+from onnx_attnfuse.attention.masks.mask_terms import parts_of
 from onnx_attnfuse.attention.masks.rounded_sums import lowest_sum
-from onnx_attnfuse.attention.masks.traverse import parts_of
 from onnx_attnfuse.attention.spec import Added, AttentionSpec, Gain, Scaled
+from onnx_attnfuse.certify.terms import Term
 from onnx_attnfuse.graph.dtypes import HALVES, largest
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.reasons import Refused
@@ -41,7 +41,7 @@ def check_narrowed_sums(spec: AttentionSpec, context: BuildContext) -> None:
         message = f"a bias and {beside:g} are summed in float32, of which a half type keeps nothing in rows without a key"
         raise Refused("narrowed-mask", message)
     lowest = sum(lowest_sum(step, context.reader, context.bounds) for step in sums)
-    below = any(context.bounds.expression(bias)[0] < -largest(spec.dtype) for bias in biases)
+    below = any(context.bounds.of_term(bias)[0] < -largest(spec.dtype) for bias in biases)
     if below or (finite and min(finite[0], lowest) < MASKS_APART - largest(spec.dtype) and {lowest} != numbers):
         message = "a half type has nothing below its lowest number, so that rows without a key would mix masked and other keys"
         raise Refused("narrowed-mask", message)
@@ -83,10 +83,10 @@ def adds_in_float32(spec: AttentionSpec, facts: Facts) -> bool:
     return bool(masked) and all(facts.dtype(value) == ir.DataType.FLOAT for value in masked)
 
 
-def _mask_beside_bias(part: Expression, bounds: Bounds) -> float | None:
-    """A finite mask number that some sum inside of an expression has beside numbers that mask nothing."""
-    if isinstance(part, Apply) and part.op == "Add":
-        spans = [bounds.expression(argument) for argument in part.arguments]
+def _mask_beside_bias(part: Term, bounds: Bounds) -> float | None:
+    """A finite mask number that some sum inside of a term has beside numbers that mask nothing."""
+    if part.data == "Add":
+        spans = [bounds.of_term(argument) for argument in part.args]
         low = min(low for low, _ in spans)
         if ABSORBS < low <= MASKS and any((low > MASKS and (low, high) != (0, 0)) or high > 0 for low, high in spans):
             return low

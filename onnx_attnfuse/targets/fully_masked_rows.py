@@ -95,7 +95,7 @@ def read_rows(
         return Rows(None)
     if meaning.nan is not None:
         raise Refused(meaning.nan.code, meaning.nan.message)
-    if spec.unshifted and any(context.bounds.expression(bias)[0] < LEAST_EXPONENT for bias in meaning.biases):
+    if spec.unshifted and any(context.bounds.of_term(bias)[0] < LEAST_EXPONENT for bias in meaning.biases):
         message = "a bias may be so low that exponentials lose their last digits, as no maximum is subtracted first"
         raise Refused("unshifted-exponentials", message)
     emitter = bias_emitter if spec.mask and encoding.mask == "bias" else None

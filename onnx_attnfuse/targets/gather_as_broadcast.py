@@ -13,9 +13,10 @@ import onnx_ir as ir
 from onnx_attnfuse.attention.axes.factors import Axes, Axis, leaves, length, refined
 from onnx_attnfuse.attention.axes.rearrange import arrange
 from onnx_attnfuse.attention.axes.views import IndexedValue, aligned, is_short, upward
-from onnx_attnfuse.attention.masks.classify import element, position
-from onnx_attnfuse.attention.masks.expression import TRUE, Element
+from onnx_attnfuse.attention.masks.classify import element
 from onnx_attnfuse.attention.masks.index_reader import Reader
+from onnx_attnfuse.attention.masks.mask_terms import position, value_of
+from onnx_attnfuse.certify.terms import TRUE, Term
 from onnx_attnfuse.graph import sizes
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.ops import CASTS, ELEMENTWISE, GATHERS, REARRANGES, REPEATS, is_standard
@@ -62,7 +63,7 @@ class DataLayout:
         while data is not None:
             found = Reader(self._reader.facts, data).element(indexed.value, at)
             laid = None
-            if isinstance(found, Element) and found.value is data:
+            if found.op == "element" and value_of(found) is data:
                 laid = laid_out(self._builder, found, indexed.axes, is_long=every)
             if laid is not None:
                 return self.of(laid)
@@ -89,7 +90,7 @@ class DataLayout:
         if len(given) < len(operands) or found == given or dtype is None:
             return None
         if node.op_type == "And":
-            found = [item for item in found if element(item, self._reader) != TRUE] or found[:1]
+            found = [item for item in found if element(item, self._reader) is not TRUE] or found[:1]
         if node.op_type == "And" and len(found) == 1:
             return found[0]
         values, axes = [item.value for item in found], _union([item.axes for item in found])
@@ -98,7 +99,7 @@ class DataLayout:
         return IndexedValue(self._builder.elementwise(node.op_type, values, dtype), axes)
 
 
-def laid_out(builder: Builder, picked: Element, axes: Sequence[Axis], *, is_long: bool = False) -> IndexedValue | None:
+def laid_out(builder: Builder, picked: Term, axes: Sequence[Axis], *, is_long: bool = False) -> IndexedValue | None:
     """A picked element as data laid out along some axes, from the first element on; None if it is not taken in their order.
 
     Axes of the data that are 1 long may be anywhere between; an axis that the data lacks is 1 long in the result.
@@ -109,7 +110,8 @@ def laid_out(builder: Builder, picked: Element, axes: Sequence[Axis], *, is_long
         axes: The axes of the result.
         is_long: The source picks an element for every place, and fails where there is none: no size has to tell that.
     """
-    value, dims, places = picked.value, builder.facts.dims(picked.value), [position(axis) for axis in axes]
+    value, places = value_of(picked), [position(axis) for axis in axes]
+    dims = builder.facts.dims(value)
     if dims is None:
         return None
     shape: list[Dim] = [1] * len(axes)
@@ -117,7 +119,7 @@ def laid_out(builder: Builder, picked: Element, axes: Sequence[Axis], *, is_long
     for place, dim in enumerate(dims):
         if dim == 1:
             continue
-        axis = next((axis for axis, form in enumerate(places) if axes[axis] and picked.at[place] == form), None)
+        axis = next((axis for axis, form in enumerate(places) if axes[axis] and picked.args[place] is form), None)
         if axis is None:
             return None
         size = length(axes[axis])

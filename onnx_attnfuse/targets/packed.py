@@ -14,8 +14,8 @@ from onnx_attnfuse.attention.axes.factors import Axes, Axis, length
 from onnx_attnfuse.attention.axes.rearrange import arrange, cost, einops
 from onnx_attnfuse.attention.axes.views import IndexedValue
 from onnx_attnfuse.attention.masks.classify import Meaning
+from onnx_attnfuse.attention.masks.mask_terms import factors_of
 from onnx_attnfuse.attention.masks.predicates import Padding, Predicate
-from onnx_attnfuse.attention.masks.traverse import index_factors
 from onnx_attnfuse.attention.spec import AttentionSpec, Layouts, Source
 from onnx_attnfuse.graph.uses import producer_of
 from onnx_attnfuse.kernels.operators.packed_multi_head_attention import INFO
@@ -78,7 +78,7 @@ def _not_padding(spec: AttentionSpec, meaning: Meaning, context: BuildContext) -
 
 def _is_alike(predicate: Predicate, batch: Axis) -> bool:
     """Whether a predicate forbids the same keys in every entry of the batch, which padding does not."""
-    return isinstance(predicate, Padding) and not index_factors(predicate.predicate) & set(batch)
+    return isinstance(predicate, Padding) and not factors_of(predicate.predicate) & set(batch)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,22 +13,20 @@ import numpy as np
 import onnx_ir as ir
 
 from onnx_attnfuse.attention.axes.factors import length
-from onnx_attnfuse.attention.masks.classify import Meaning, position
-from onnx_attnfuse.attention.masks.expression import (
-    And,
-    Compare,
-    Element,
-    Expression,
-    Index,
-    Linear,
-    NonZero,
-    Not,
-    Or,
-    conjunction,
+from onnx_attnfuse.attention.masks.classify import Meaning
+from onnx_attnfuse.attention.masks.mask_terms import (
+    elements_of,
+    is_comparison,
+    linear,
+    negation,
+    nonzero,
+    parts_of,
+    position,
+    value_of,
 )
 from onnx_attnfuse.attention.masks.predicates import Padding, Predicate
-from onnx_attnfuse.attention.masks.traverse import elements_of
 from onnx_attnfuse.attention.spec import AttentionSpec, Axes4
+from onnx_attnfuse.certify.terms import Term, conjoin
 from onnx_attnfuse.graph import sizes
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.sizes import Dim
@@ -50,7 +48,7 @@ def is_padding(predicates: Sequence[Predicate], spec: AttentionSpec) -> bool:
 def is_given(meaning: Meaning) -> bool:
     """Whether the padding is an input of the model: of a mask that it computes by itself a caller can say nothing."""
     paddings = [item.predicate for item in meaning.predicates if isinstance(item, Padding)]
-    return all(any(reads_input(element.value) for element in elements_of(item)) for item in paddings)
+    return all(any(reads_input(value_of(element)) for element in elements_of(item)) for item in paddings)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,7 +102,7 @@ def read_padding(spec: AttentionSpec, meaning: Meaning, context: BuildContext) -
         Refused: The mask gives no such thing.
     """
     builder, axes = context.builder, spec.axes
-    padded = conjunction(item.predicate for item in meaning.predicates if isinstance(item, Padding))
+    padded = conjoin(*(item.predicate for item in meaning.predicates if isinstance(item, Padding)))
     emitter, before = _Emitter(builder, axes), len(builder.added)
     keep, clean = emitter.truth(padded), None
     of_scores = keep is None
@@ -156,7 +154,7 @@ def _counting(builder: Builder, size: Dim) -> ir.Value:
 
 
 class _Emitter:
-    """Truth values over (b, t) from an expression that reads elements at (b, j); None if it cannot emit that."""
+    """Truth values over (b, t) from a term that reads elements at (b, j); None if it cannot emit that."""
 
     def __init__(self, builder: Builder, axes: Axes4) -> None:
         self._builder, self._axes = builder, axes
@@ -165,28 +163,23 @@ class _Emitter:
         self.clean: list[ir.Value] = []
         """Truth values: a number read as a truth value is 0 or 1, as a source that computes with it takes it to be."""
 
-    def truth(self, part: Expression) -> ir.Value | None:
-        match part:
-            case NonZero(element):
-                value = self._element(element)
-                return None if value is None else self._as_truth(value)
-            case Not(inner):
-                value = self.truth(inner)
-                return None if value is None else self._builder.elementwise("Not", [value], _TRUTH)
-            case And(parts):
-                return self._joined("And", parts)
-            case Or(parts):
-                return self._joined("Or", parts)
-            case Compare(form, equal):
-                value, operator = self._form(form), "Equal" if equal else "LessOrEqual"
-                return (
-                    None if value is None else self._builder.elementwise(operator, [value, self._builder.constant([0])], _TRUTH)
-                )
-            case _:
-                return None
+    def truth(self, part: Term) -> ir.Value | None:
+        element = nonzero(part)
+        if element is not None:
+            value = self._element(element)
+            return None if value is None else self._as_truth(value)
+        if part.op in {"and", "or"}:
+            return self._joined(part.op.capitalize(), parts_of(part))
+        if is_comparison(part):
+            value, operator = self._form(part.args[0]), "Equal" if part.op == "eq0" else "LessOrEqual"
+            return None if value is None else self._builder.elementwise(operator, [value, self._builder.constant([0])], _TRUTH)
+        if part.op == "not" or nonzero(negation(part)) is not None:
+            value = self.truth(negation(part))
+            return None if value is None else self._builder.elementwise("Not", [value], _TRUTH)
+        return None
 
-    def _joined(self, operator: str, parts: Sequence[Expression]) -> ir.Value | None:
-        values = [self.truth(item) for item in parts]
+    def _joined(self, operator: str, parts: Sequence[Term]) -> ir.Value | None:
+        values = list(map(self.truth, parts))
         emitted = [item for item in values if item is not None]
         return None if len(emitted) < len(values) else self._builder.logical(operator, emitted)
 
@@ -196,29 +189,26 @@ class _Emitter:
             self.clean.append(self._builder.elementwise("Equal", [self._builder.cast(truth, dtype), value], _TRUTH))
         return truth
 
-    def _form(self, form: Linear) -> ir.Value | None:
-        total = self._builder.reshape(self._builder.shape([form.offset]), [1, 1])
-        for atom, coefficient in form.terms:
-            value = self._index(atom) if isinstance(atom, Index) else self._element(atom)
-            if value is None or (isinstance(atom, Element) and not self._is_integer(atom)):
+    def _form(self, form: Term) -> ir.Value | None:
+        parts, rest = linear(form)
+        total = self._builder.reshape(self._builder.shape([rest]), [1, 1])
+        for atom, coefficient in parts:
+            value = self._index(atom) if atom.op == "index" else self._element(atom)
+            if value is None or atom.sort == "Real":
                 return None
             product = [self._builder.cast(value, _INTEGER), self._builder.shape([coefficient])]
             term = product[0] if coefficient == 1 else self._builder.elementwise("Mul", product, _INTEGER)
             total = self._builder.elementwise("Add", [total, term], _INTEGER)
         return total
 
-    def _is_integer(self, element: Element) -> bool:
-        dtype = self._builder.facts.dtype(element.value)
-        return dtype is not None and (dtype.is_integer() or dtype == _TRUTH)
-
-    def _index(self, atom: Index) -> ir.Value | None:
+    def _index(self, atom: Term) -> ir.Value | None:
         for axis, form in enumerate((self._batch, self._column)):
-            if form == Linear(((atom, 1),)):
+            if form is atom:
                 shape = [self._dims[0], 1] if axis == 0 else [1, self._dims[1]]
                 return self._builder.reshape(_counting(self._builder, self._dims[axis]), shape)
         return None
 
-    def _element(self, element: Element) -> ir.Value | None:
+    def _element(self, element: Term) -> ir.Value | None:
         """A value that is long enough to be read at (b, j), at (b) or at (j)."""
         found = laid_out(self._builder, element, (self._axes.b, self._axes.j))
         return None if found is None else found.value

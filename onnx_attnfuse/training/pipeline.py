@@ -16,6 +16,7 @@ from onnx_attnfuse.attention.match.sinks import with_sink
 from onnx_attnfuse.attention.match.softmax import Softmax, find_softmax
 from onnx_attnfuse.attention.match.softmax_attention import read_site
 from onnx_attnfuse.attention.spec import AttentionSpec
+from onnx_attnfuse.certify.interned import aside
 from onnx_attnfuse.containment import Subject, contained
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.constants import Array
@@ -89,6 +90,7 @@ class _Run:
         verifier = Verifier(Options(ep="cpu", verify=None if check_masks else "none"), keep_evidence=False)
         self.rewriter = GraphContext(scope, self.model, builder, verifier)
 
+    @aside()
     def go(self) -> TrainingReport:
         """Every softmax of the graph in its order."""
         kept = [_kept(node, operator) for node in self.graph if (operator := calls(node)) in KEPT]

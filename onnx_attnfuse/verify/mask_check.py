@@ -19,11 +19,11 @@ import onnx_ir as ir
 
 from onnx_attnfuse.attention.axes.factors import Factor, leaves, length, refined
 from onnx_attnfuse.attention.axes.views import IndexedValue
-from onnx_attnfuse.attention.masks.classify import Meaning, position
-from onnx_attnfuse.attention.masks.expression import Apply, Expression
+from onnx_attnfuse.attention.masks.classify import Meaning
 from onnx_attnfuse.attention.masks.interpreter import Array, Evaluator, NotEvaluated
-from onnx_attnfuse.attention.masks.traverse import elements_of, parts_of
+from onnx_attnfuse.attention.masks.mask_terms import elements_of, parts_of, position, value_of
 from onnx_attnfuse.attention.spec import Added, AttentionSpec, Floored, Mask, Replaced, Scaled, mask_values
+from onnx_attnfuse.certify.terms import Term
 from onnx_attnfuse.graph import sizes
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.reasons import Refused
@@ -50,7 +50,7 @@ def refute(spec: AttentionSpec, meaning: Meaning, facts: Facts, opsets: Mapping[
     """The place where the mask differs from its reading, in words; None if no such place was found."""
     if not spec.mask or spec.causal:
         return None
-    read = dict.fromkeys([*mask_values(spec.mask), *(element.value for element in elements_of(meaning.allowed))])
+    read = dict.fromkeys([*mask_values(spec.mask), *map(value_of, elements_of(meaning.allowed))])
     try:
         source = _Source(list(read), facts, opsets, functions)
     except (Refused, RuntimeRefusal):
@@ -79,7 +79,7 @@ def samples(
 ) -> dict[str, MaskSample]:
     """Small tables of a mask as it was read, by pattern of padding; none if it cannot be evaluated."""
     elements = [item for part in (meaning.allowed, *meaning.biases) for item in elements_of(part)]
-    read = dict.fromkeys(element.value for element in elements)
+    read = dict.fromkeys(map(value_of, elements))
     if read and not available():
         return {}
     shape = tuple(leaf.size for leaf in _factors(spec))
@@ -225,9 +225,9 @@ def _evaluator(spec: AttentionSpec, lengths: Values, values: Mapping[ir.Value, A
     return Evaluator(lengths, indices, values), counts
 
 
-def _by_amount(part: Expression) -> bool:
+def _by_amount(part: Term) -> bool:
     """Whether keys are allowed by how much something unread adds, which then may be anything."""
-    return isinstance(part, Apply) or any(_by_amount(inner) for inner in parts_of(part))
+    return part.op == "apply" or any(_by_amount(inner) for inner in parts_of(part))
 
 
 class _Actual:

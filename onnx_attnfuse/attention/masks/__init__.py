@@ -1,1 +1,1 @@
-"""The meaning of masks: read as expressions over (b, n, i, j), named, and bounded."""
+"""The meaning of masks: read as terms over (b, n, i, j), named, and bounded."""

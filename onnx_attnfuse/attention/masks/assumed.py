@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from onnx_attnfuse.assumptions import AssumptionName, named_in_order
 from onnx_attnfuse.attention.axes.factors import length
 from onnx_attnfuse.attention.masks.classify import Meaning
-from onnx_attnfuse.attention.masks.traverse import elements_of
+from onnx_attnfuse.attention.masks.mask_terms import elements_of
 from onnx_attnfuse.attention.spec import AttentionSpec, Floored
 from onnx_attnfuse.graph import sizes
 from onnx_attnfuse.graph.facts import Facts
@@ -36,7 +36,7 @@ def _assumed(spec: AttentionSpec, meaning: Meaning, facts: Facts) -> Iterator[As
     if spec.wider:
         yield "masks-fit"
     elements = [element for part in (meaning.allowed, *meaning.biases) for element in elements_of(part)]
-    if any(elements_of(place) for element in elements for place in element.at) or any(
+    if any(elements_of(place) for element in elements for place in element.args) or any(
         facts.is_span(length(axis)) for axis in (axes.i, axes.j)
     ):
         yield "indices-in-range"

@@ -13,9 +13,9 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from onnx_attnfuse.attention.masks.expression import Apply, Element, Expression
-from onnx_attnfuse.attention.masks.traverse import elements_of, index_factors
+from onnx_attnfuse.attention.masks.mask_terms import bare, elements_of, factors_of, value_of
 from onnx_attnfuse.attention.spec import Axes4
+from onnx_attnfuse.certify.terms import Term
 from onnx_attnfuse.graph.constants import constant_array, is_constant
 from onnx_attnfuse.graph.ops import CASTS, REARRANGES
 
@@ -24,7 +24,7 @@ _TABLE = 1 << 22
 _MAX_SHOWN_SLOPES = 3
 
 
-def bias_kinds(biases: Sequence[Expression], axes: Axes4) -> list[str]:
+def bias_kinds(biases: Sequence[Term], axes: Axes4) -> list[str]:
     """The names of several added terms."""
     kinds = [_kind(bias, axes) for bias in biases]
     if len(biases) == 2 and kinds == ["computed_bias"] * 2 and _part_columns(biases, axes):
@@ -32,7 +32,7 @@ def bias_kinds(biases: Sequence[Expression], axes: Axes4) -> list[str]:
     return kinds
 
 
-def with_slopes(bias: Expression, axes: Axes4) -> str:
+def with_slopes(bias: Term, axes: Axes4) -> str:
     """ALiBi's slopes as words to follow a formula; empty where there are none."""
     slopes = _slopes(bias, axes)
     if slopes is None:
@@ -42,44 +42,44 @@ def with_slopes(bias: Expression, axes: Axes4) -> str:
     return f" (slopes {', '.join(words)})"
 
 
-def _kind(bias: Expression, axes: Axes4) -> str:
+def _kind(bias: Term, axes: Axes4) -> str:
     elements = elements_of(bias)
     if not elements:
-        return "alibi" if index_factors(bias) else "constant_bias"
+        return "alibi" if factors_of(bias) else "constant_bias"
     if _slope_element(bias, axes) is not None or _slopes(bias, axes) is not None:
         return "alibi"
-    if index_factors(bias) <= {*axes.i, *axes.j, *axes.n}:
-        buckets = any(_is_looked_up(element.value) for element in elements)
+    if factors_of(bias) <= {*axes.i, *axes.j, *axes.n}:
+        buckets = any(_is_looked_up(value_of(element)) for element in elements)
         return "relative_position_buckets" if buckets else "relative_position"
-    return "table" if all(is_constant(element.value) for element in elements) else "computed_bias"
+    return "table" if all(is_constant(value_of(element)) for element in elements) else "computed_bias"
 
 
-def _slope_element(bias: Expression, axes: Axes4) -> Element | None:
+def _slope_element(bias: Term, axes: Axes4) -> Term | None:
     """The factor that differs by head, where the others do not and say something of positions."""
     factors = _multiplied(bias)
-    slopes = [item for item in factors if isinstance(item, Element) and index_factors(item) and index_factors(item) <= {*axes.n}]
+    slopes = [item for item in factors if item.op == "element" and factors_of(item) and factors_of(item) <= {*axes.n}]
     rest = [item for item in factors if item not in slopes]
-    places = {factor for item in rest for factor in index_factors(item)}
+    places = {factor for item in rest for factor in factors_of(item)}
     if len(slopes) != 1 or not places & {*axes.j} or places & {*axes.n}:
         return None
     return slopes[0]
 
 
-def _multiplied(part: Expression) -> list[Expression]:
-    if isinstance(part, Apply) and part.op in {"Mul", "Neg"}:
-        return [factor for argument in part.arguments for factor in _multiplied(argument)]
-    return [part]
+def _multiplied(part: Term) -> list[Term]:
+    if part.op == "apply" and part.data in {"Mul", "Neg"}:
+        return [factor for argument in part.args for factor in _multiplied(argument)]
+    return [bare(part)]
 
 
-def _slopes(bias: Expression, axes: Axes4) -> npt.NDArray[np.float64] | None:
+def _slopes(bias: Term, axes: Axes4) -> npt.NDArray[np.float64] | None:
     """The slope for each head: the growth of the bias from key to key."""
     element = _slope_element(bias, axes)
     if element is not None:
-        array = _viewed_constant(element.value)
+        array = _viewed_constant(value_of(element))
         return None if array is None or array.size != axes.num_heads else np.abs(array.reshape(-1))
-    if not isinstance(bias, Element) or not index_factors(bias) <= {*axes.i, *axes.j, *axes.n}:
+    if bare(bias).op != "element" or not factors_of(bias) <= {*axes.i, *axes.j, *axes.n}:
         return None
-    table = _viewed_constant(bias.value)
+    table = _viewed_constant(value_of(bare(bias)))
     if table is None or table.ndim < 2 or table.size != axes.num_heads * table.shape[-1] or table.shape[-1] < _MAX_SHOWN_SLOPES:
         return None
     steps = np.diff(table.reshape(axes.num_heads, -1), axis=1)
@@ -111,7 +111,7 @@ def _is_looked_up(value: ir.Value) -> bool:
     return is_constant(node.inputs[0]) and _viewed_constant(node.inputs[1]) is None
 
 
-def _part_columns(biases: Sequence[Expression], axes: Axes4) -> bool:
+def _part_columns(biases: Sequence[Term], axes: Axes4) -> bool:
     """Whether each reads at a part of the key's place only, and all of them together at the whole."""
-    parts = [index_factors(bias) & {*axes.j} for bias in biases]
+    parts = [factors_of(bias) & {*axes.j} for bias in biases]
     return all(parts) and not parts[0] & parts[1] and parts[0] | parts[1] == {*axes.j}

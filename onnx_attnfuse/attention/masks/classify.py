@@ -8,37 +8,21 @@ and for telling; the mask itself stays in the `AttentionSpec`.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Sequence
 
-from onnx_attnfuse.attention.axes.factors import Axis, leaves, named
+from onnx_attnfuse.attention.axes.factors import named
 from onnx_attnfuse.attention.axes.views import IndexedValue
 from onnx_attnfuse.attention.masks import predicates
 from onnx_attnfuse.attention.masks.biases import bias_kinds, with_slopes
-from onnx_attnfuse.attention.masks.expression import (
-    FALSE,
-    TRUE,
-    And,
-    Apply,
-    Choice,
-    Expression,
-    Linear,
-    Number,
-    choice,
-    combine,
-    conjunction,
-    constant,
-    disjunction,
-    index,
-    negation,
-    scaled,
-    truth,
-)
 from onnx_attnfuse.attention.masks.index_reader import Reader
+from onnx_attnfuse.attention.masks.mask_terms import conjuncts, constant_of, disjunction, negation, parts_of, position, truth
+from onnx_attnfuse.attention.masks.operators import literal
 from onnx_attnfuse.attention.masks.predicates import Causal, Other, Predicate
 from onnx_attnfuse.attention.masks.printer import Printer
-from onnx_attnfuse.attention.masks.traverse import parts_of
 from onnx_attnfuse.attention.spec import Added, AttentionSpec, Gain, Mask, Replaced, RowRule, Scaled, step_gains
+from onnx_attnfuse.certify.terms import FALSE, TRUE, Term, conjoin, ite, make
 from onnx_attnfuse.reasons import Reason
 
 
@@ -46,8 +30,8 @@ from onnx_attnfuse.reasons import Reason
 class Parts:
     """A mask split into masked keys and added numbers."""
 
-    allowed: Expression = TRUE
-    biases: tuple[Expression, ...] = ()
+    allowed: Term = TRUE
+    biases: tuple[Term, ...] = ()
     fills: frozenset[float] = frozenset()
     """The numbers that masked scores are filled with or have added."""
 
@@ -56,11 +40,11 @@ class Parts:
 class Meaning:
     """A mask understood."""
 
-    allowed: Expression
+    allowed: Term
     """Where a key is seen."""
     predicates: tuple[Predicate, ...]
     """`allowed` as a conjunction of known predicates."""
-    biases: tuple[Expression, ...]
+    biases: tuple[Term, ...]
     text: str
     """The predicate and biases as a reader writes them."""
     kind: str
@@ -105,7 +89,7 @@ def understand(spec: AttentionSpec, reader: Reader, masked_from: float | None = 
     parts = split_mask(spec.mask, reader, masked_from)
     row, column = position(spec.query_axis), position(spec.key_axis)
     causal = [Causal(0)] if spec.causal else []
-    allowed = parts.allowed.parts if isinstance(parts.allowed, And) else (parts.allowed,) if parts.allowed != TRUE else ()
+    allowed = () if parts.allowed is TRUE else conjuncts(parts.allowed)
     found = (*causal, *(predicates.read(part, row, column, heads) for part in allowed))
     kinds = predicates.kinds(found, spec) + bias_kinds(parts.biases, axes)
     words = [wording.write(part) for part in ((parts.allowed,) if allowed else ())]
@@ -131,18 +115,10 @@ def distrusted(meaning: Meaning, why: str) -> Meaning:
     )
 
 
-def kept_where(rule: RowRule, reader: Reader) -> Expression:
+def kept_where(rule: RowRule, reader: Reader) -> Term:
     """Where a rule on rows keeps the weights."""
     assert rule.condition is not None
     return keep_condition(rule.condition, rule.keep_where, reader)
-
-
-def position(axis: Axis) -> Linear:
-    """The position along an axis, as an index form over its factors."""
-    form = constant(0)
-    for factor in leaves(axis):
-        form = combine(scaled(form, factor.size), index(factor))
-    return form
 
 
 def split_mask(mask: Mask, reader: Reader, masked_from: float | None = None) -> Parts:
@@ -173,101 +149,97 @@ def split_added(step: Added, gain: Gain, reader: Reader, limit: float | None = N
         limit: From here down a number forbids a key; by default where it is taken to mask.
     """
     part = _multiplied(element(step.indexed, reader), -gain.number if step.negative else gain.number)
-    if part == Number(0.0) or not gain.values:
+    if constant_of(part) == 0 or not gain.values:
         return _split(part, reader.facts.assumed.masked_from if limit is None else limit)
     return Parts(biases=(_scaled(part, gain.values, reader),))
 
 
-def has_nan(part: Expression) -> bool:
-    """Whether an expression has NaN in it somewhere."""
-    return math.isnan(part.value) if isinstance(part, Number) else any(map(has_nan, parts_of(part)))
+def has_nan(part: Term) -> bool:
+    """Whether a term has NaN in it somewhere."""
+    return part.op == "nan" or any(map(has_nan, parts_of(part)))
 
 
-def keep_condition(condition: IndexedValue, keep_where: bool, reader: Reader) -> Expression:
+def keep_condition(condition: IndexedValue, keep_where: bool, reader: Reader) -> Term:
     """Where a condition keeps a score or a weight."""
     kept = truth(element(condition, reader))
     return kept if keep_where else negation(kept)
 
 
-def _scaled(part: Expression, factors: Sequence[Scaled], reader: Reader) -> Expression:
-    """An expression times factors that are computed at run time."""
+def _scaled(part: Term, factors: Sequence[Scaled], reader: Reader) -> Term:
+    """A term times factors that are computed at run time."""
     for step in factors:
         assert isinstance(step.factor, IndexedValue)
-        part = Apply("Div" if step.divide else "Mul", (part, element(step.factor, reader)))
+        part = _applied("Div" if step.divide else "Mul", part, element(step.factor, reader))
     return part
 
 
-def _multiplied(part: Expression, gain: float) -> Expression:
+def _multiplied(part: Term, gain: float) -> Term:
     if gain == 1.0:
         return part
-    if isinstance(part, Apply) and part.op == "Add":
-        return Apply("Add", tuple(_multiplied(argument, gain) for argument in part.arguments))
-    return _product(part, gain) or Apply("Mul", (part, Number(gain)))
+    if part.data == "Add":
+        return _applied("Add", *(_multiplied(argument, gain) for argument in part.args))
+    return _product(part, gain) or _applied("Mul", part, literal(gain))
 
 
-def _product(part: Expression, gain: float) -> Expression | None:
+def _applied(op: str, *items: Term) -> Term:
+    return make("apply", "Real", items, op)
+
+
+def _product(part: Term, gain: float) -> Term | None:
     """A number, or a choice between numbers, times another; rounded numbers are not rounded again."""
-    match part:
-        case Number(value):
-            return Number(value * gain)
-        case Linear((), int(offset)):
-            return Number(offset * gain)
-        case Choice(condition, chosen, other):
-            both = _product(chosen, gain), _product(other, gain)
-            return None if both[0] is None or both[1] is None else choice(condition, both[0], both[1])
-        case Apply("Complement", (inner,)):
-            return choice(truth(inner), Number(0.0), Number(gain))
-        case _:
-            return None
+    value = constant_of(part)
+    if value is not None:
+        return literal(value * gain)
+    if part.op == "ite":
+        chosen, other = (_product(item, gain) for item in part.args[1:])
+        return None if chosen is None or other is None else ite(part.args[0], chosen, other)
+    return ite(truth(part.args[0]), literal(0.0), literal(gain)) if part.data == "Complement" else None
 
 
-def element(indexed: IndexedValue, reader: Reader) -> Expression:
+def element(indexed: IndexedValue, reader: Reader) -> Term:
     """The element of a laid-out value, as a function of the index variables of its axes."""
-    return reader.element(indexed.value, tuple(position(axis) for axis in indexed.axes))
+    return reader.element(indexed.value, map(position, indexed.axes))
 
 
 def _joined(left: Parts, right: Parts) -> Parts:
-    return Parts(conjunction([left.allowed, right.allowed]), (*left.biases, *right.biases), left.fills | right.fills)
+    return Parts(conjoin(left.allowed, right.allowed), (*left.biases, *right.biases), left.fills | right.fills)
 
 
-def _split(part: Expression, limit: float) -> Parts:
-    """An added expression split into where it forbids keys, being `limit` or less, and the bias it is elsewhere."""
-    if isinstance(part, Linear) and not part.terms and isinstance(part.offset, int):
-        part = Number(float(part.offset))
-    if isinstance(part, Number):
-        if part.value <= limit:
-            return Parts(FALSE, fills=frozenset([part.value]))
-        return Parts() if part.value == 0 else Parts(biases=(part,))
-    if isinstance(part, Apply) and part.op == "Add":
-        return _joined(*(_split(argument, limit) for argument in part.arguments))
+def _split(part: Term, limit: float) -> Parts:
+    """An added term split into where it forbids keys, being `limit` or less, and the bias it is elsewhere."""
+    value = constant_of(part)
+    if value is not None:
+        if value <= limit:
+            return Parts(FALSE, fills=frozenset([value]))
+        return Parts() if value == 0 else Parts(biases=(part,))
+    if part.data == "Add":
+        return _joined(*(_split(argument, limit) for argument in part.args))
     if (size := _magnitude(part)) >= -limit:
-        return Parts(Apply("Unmasked", (part,)), fills=frozenset([-size]))
-    if isinstance(part, Choice):
-        chosen, other = _split(part.chosen, limit), _split(part.other, limit)
-        opposite = negation(part.condition)
-        allowed = chosen.allowed
-        if allowed != other.allowed:
-            allowed = disjunction([conjunction([part.condition, chosen.allowed]), conjunction([opposite, other.allowed])])
-        fills = chosen.fills | other.fills
-        if chosen.allowed == FALSE:
-            return Parts(conjunction([opposite, other.allowed]), other.biases, fills)
-        if other.allowed == FALSE:
-            return Parts(conjunction([part.condition, chosen.allowed]), chosen.biases, fills)
-        if chosen.biases == other.biases:
-            return Parts(allowed, other.biases, fills)
-        return Parts(allowed, (choice(part.condition, _total(chosen.biases), _total(other.biases)),), fills)
-    return Parts(biases=(part,))
+        return Parts(make("apply", "Bool", (part,), "Unmasked"), fills=frozenset([-size]))
+    if part.op != "ite":
+        return Parts(biases=(part,))
+    condition, (chosen, other) = part.args[0], (_split(item, limit) for item in part.args[1:])
+    opposite = negation(condition)
+    allowed = chosen.allowed
+    if allowed is not other.allowed:
+        allowed = disjunction(conjoin(condition, chosen.allowed), conjoin(opposite, other.allowed))
+    fills = chosen.fills | other.fills
+    if chosen.allowed is FALSE:
+        return Parts(conjoin(opposite, other.allowed), other.biases, fills)
+    if other.allowed is FALSE:
+        return Parts(conjoin(condition, chosen.allowed), chosen.biases, fills)
+    if chosen.biases == other.biases:
+        return Parts(allowed, other.biases, fills)
+    return Parts(allowed, (ite(condition, _total(chosen.biases), _total(other.biases)),), fills)
 
 
-def _magnitude(part: Expression) -> float:
+def _magnitude(part: Term) -> float:
     """The plain number that something unread is multiplied by."""
-    if not isinstance(part, Apply) or part.op != "Mul":
-        return 1.0
-    return math.prod(abs(item.value) if isinstance(item, Number) else _magnitude(item) for item in part.arguments)
+    value = constant_of(part)
+    if value is not None:
+        return abs(value)
+    return math.prod(map(_magnitude, part.args)) if part.data == "Mul" else 1.0
 
 
-def _total(biases: tuple[Expression, ...]) -> Expression:
-    total: Expression = Number(0.0)
-    for bias in biases:
-        total = bias if total == Number(0.0) else Apply("Add", (total, bias))
-    return total
+def _total(biases: tuple[Term, ...]) -> Term:
+    return functools.reduce(functools.partial(_applied, "Add"), biases) if biases else literal(0.0)

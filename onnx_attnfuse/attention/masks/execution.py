@@ -15,11 +15,13 @@ import numpy as np
 import onnx_ir as ir
 
 from onnx_attnfuse.attention.masks import operators
+from onnx_attnfuse.attention.masks.mask_terms import Name, name_of
+from onnx_attnfuse.attention.masks.mask_terms import size as size_of
 from onnx_attnfuse.certify import arithmetic, arrays, meanings
 from onnx_attnfuse.certify.arrays import Array, Index, Unsupported, sort_of
 from onnx_attnfuse.certify.execution import UNKNOWN, Execution
 from onnx_attnfuse.certify.meanings.call import Call
-from onnx_attnfuse.certify.terms import Term, add, element, ite, make, multiply, number, size, to_real, truth, walk
+from onnx_attnfuse.certify.terms import Term, add, element, ite, multiply, number, size, to_real, truth, walk
 from onnx_attnfuse.graph import sizes
 from onnx_attnfuse.graph.constants import constant_array, has_unknown_attribute, is_constant, is_standard
 from onnx_attnfuse.graph.dtypes import FLOATS
@@ -54,37 +56,16 @@ class MaskExecution(Execution):
     def __init__(self, facts: Facts, present: frozenset[Dim], end: ir.Value | None = None) -> None:
         super().__init__(facts, self.name, {}, lambda value: value is end, facts.opset, size)
         self._known, self._present, self._depth = facts, present, 0
-        self.values: dict[str, ir.Value] = {}
-        """The values that elements are read from, by their names in terms."""
-        self.measures: dict[str, Size] = {}
-        """Sizes that are neither symbols nor sums, by their names in terms."""
-        self._letters: dict[ir.Value, str] = {}
+        self._names_of: dict[ir.Value, Name] = {}
         self._numbers: dict[ir.Value, float | None] = {}
         self._tables: dict[ir.Value, tuple[str, Array, bool]] = {}
         """Constants: the name that their elements have, their formula, and whether they hold nothing but 0 and 1."""
 
-    def name(self, value: ir.Value) -> str:
+    def name(self, value: ir.Value) -> Name:
         """The name of a value in terms."""
-        if value not in self._letters:
-            self._letters[value] = name = f"v{len(self._letters)}"
-            self.values[name] = value
-        return self._letters[value]
-
-    def length(self, dim: Dim) -> Term:
-        """A size as a term."""
-        if isinstance(dim, int):
-            return number(dim)
-        result = number(dim.factor)
-        for atom in dim.atoms:
-            if atom.evaluate is sum:
-                item = add(*map(self.length, atom.parts))
-            elif atom.evaluate is None:
-                item = size(atom.key)
-            else:
-                item = make("measure", "Int", (), atom.key)
-                self.measures[atom.key] = Size(1, (atom,))
-            result = multiply(result, item)
-        return result
+        if value not in self._names_of:
+            self._names_of[value] = name_of(value)
+        return self._names_of[value]
 
     def _above(self, value: ir.Value, *, beyond: bool) -> Sequence[ir.Value | None] | None:
         node = value.producer()
@@ -110,7 +91,7 @@ class MaskExecution(Execution):
         dims = self._known.dims(value)
         if dims is None:
             raise Unsupported(f"the shape of {value.name}")
-        return [self.length(sizes.not_empty(dim, self._present)) for dim in dims]
+        return [size_of(sizes.not_empty(dim, self._present)) for dim in dims]
 
     def _guarded(self, value: ir.Value, array: Array) -> Array:
         def at(place: Index) -> Term:
@@ -140,7 +121,7 @@ class MaskExecution(Execution):
             at = int(place[0].data) if place[0].op == "const" else len(item)
             item = item[at] if -len(item) <= at < len(item) else None
         if isinstance(item, (int, Size)) and not isinstance(item, bool):
-            return self.length(item) if dtype.is_integer() else None
+            return size_of(item) if dtype.is_integer() else None
         if value not in self._numbers:
             self._numbers[value] = self._known.number(value)
         every = self._numbers[value]
@@ -357,7 +338,7 @@ def _slice(run: MaskExecution, node: ir.Node, items: Sequence[Array | None]) -> 
         first = from_start(bound, dims[axis])
         if first is None or step < 1:
             raise Unsupported("Slice from an unknown place, or backwards")
-        begins[axis] = run.length(first), step
+        begins[axis] = size_of(first), step
 
     def read(place: Index) -> Term:
         inner = list(place)

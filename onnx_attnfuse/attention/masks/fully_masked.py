@@ -27,9 +27,10 @@ import onnx_ir as ir
 
 from onnx_attnfuse.attention.axes.views import IndexedValue
 from onnx_attnfuse.attention.masks.classify import Meaning, element, keep_condition, split_added
-from onnx_attnfuse.attention.masks.expression import And, Apply, Choice, Expression, Number
 from onnx_attnfuse.attention.masks.index_reader import Reader
 from onnx_attnfuse.attention.masks.intervals import Bounds, Interval, added
+from onnx_attnfuse.attention.masks.mask_terms import conjuncts, parts_of
+from onnx_attnfuse.attention.masks.operators import float_of
 from onnx_attnfuse.attention.masks.rounded_sums import (
     ROUNDED_AWAY,
     is_near_next_float,
@@ -38,8 +39,8 @@ from onnx_attnfuse.attention.masks.rounded_sums import (
     rounded_among,
     rounded_before_scaling,
 )
-from onnx_attnfuse.attention.masks.traverse import parts_of
 from onnx_attnfuse.attention.spec import Added, Floored, Gain, Mask, Replaced, Scaled, step_gains
+from onnx_attnfuse.certify.terms import Term
 from onnx_attnfuse.graph.dtypes import largest
 from onnx_attnfuse.reasons import Refused
 from onnx_attnfuse.thresholds import (
@@ -126,7 +127,7 @@ class _Event:
     """One step that masks some keys: `kept` is where it does not, None if that is not known."""
 
     step: int
-    kept: Expression | None
+    kept: Term | None
     number: Interval
     replaces: bool = False
 
@@ -253,13 +254,9 @@ def takes_rows_level(masked: MaskedKeys, absorbs: float = ABSORBS) -> bool:
     return masked.additions > 1 and any(key.low <= ROUNDS_ALL and absorbs < key.high for key in finite)
 
 
-def implied(premise: Expression, conclusion: Expression) -> bool:
+def implied(premise: Term, conclusion: Term) -> bool:
     """Whether a conjunction contains every part of another."""
-    return _conjuncts(conclusion) <= _conjuncts(premise)
-
-
-def _conjuncts(part: Expression) -> set[Expression]:
-    return set(part.parts) if isinstance(part, And) else {part}
+    return set(conjuncts(conclusion)) <= set(conjuncts(premise))
 
 
 def _events(mask: Mask, reader: Reader, bounds: Bounds) -> tuple[list[_Event], bool]:
@@ -277,15 +274,15 @@ def _events(mask: Mask, reader: Reader, bounds: Bounds) -> tuple[list[_Event], b
                 unknown = _has_unread_amount(parts.allowed)
                 number = (-math.inf, MASKS) if unknown else (min(parts.fills), max(parts.fills))
                 events.append(_Event(place, parts.allowed, number))
-            lows = [bounds.expression(bias)[0] for bias in parts.biases if bounds.may_mask(bias)]
+            lows = [bounds.of_term(bias)[0] for bias in parts.biases if bounds.may_mask(bias)]
             events += [_Event(place, None, (low, MASKS)) for low in lows]
             earlier = any(isinstance(other, (Replaced, Floored)) for other in mask[:place])
             biased |= bool(parts.biases) and earlier
     return events, biased
 
 
-def _has_unread_amount(part: Expression) -> bool:
-    return (isinstance(part, Apply) and part.op == "Unmasked") or any(map(_has_unread_amount, parts_of(part)))
+def _has_unread_amount(part: Term) -> bool:
+    return part.data == "Unmasked" or any(map(_has_unread_amount, parts_of(part)))
 
 
 def _combinations(events: Sequence[_Event]) -> Iterator[tuple[_Event, ...]]:
@@ -357,13 +354,10 @@ def rows_disagree(mask: IndexedValue, reader: Reader, bounds: Bounds, opset: int
     return numbers is None or any(-math.inf < number <= lowest for number in numbers)
 
 
-def _numbers(part: Expression) -> frozenset[float] | None:
-    """The numbers that an expression chooses from, or None if it is no choice of numbers."""
-    match part:
-        case Number(value):
-            return frozenset([value])
-        case Choice(_, chosen, other):
-            pair = _numbers(chosen), _numbers(other)
-            return None if pair[0] is None or pair[1] is None else pair[0] | pair[1]
-        case _:
-            return None
+def _numbers(part: Term) -> frozenset[float] | None:
+    """The numbers that a term chooses from, or None if it is no choice of numbers."""
+    if part.op == "ite":
+        chosen, other = map(_numbers, part.args[1:])
+        return None if chosen is None or other is None else chosen | other
+    value = float_of(part)
+    return None if value is None else frozenset([value])

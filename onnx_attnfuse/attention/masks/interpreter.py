@@ -1,4 +1,4 @@
-"""Evaluating mask expressions on numbers, to hold them against the graph they were read from."""
+"""Evaluating masks on numbers, to hold them against the graph they were read from."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from onnx_attnfuse.attention.axes.factors import Factor
-from onnx_attnfuse.attention.masks import expression as ex
-from onnx_attnfuse.attention.masks.expression import Element, Expression, Index
+from onnx_attnfuse.attention.masks.mask_terms import bare, constant_of, factor_of, linear, value_of
+from onnx_attnfuse.certify.terms import Term
 from onnx_attnfuse.graph import sizes
 from onnx_attnfuse.thresholds import MASKS
 
@@ -21,71 +21,72 @@ Array = npt.NDArray[Any]
 
 
 class NotEvaluated(Exception):
-    """The expression applies an operator that has no meaning here."""
+    """The term applies an operator that has no meaning here."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Evaluator:
-    """Numbers for all that expressions are made of."""
+    """Numbers for all that masks are made of."""
 
     lengths: Mapping[str, int]
     """By symbol."""
     indices: Mapping[Factor, Array]
-    """The index variables, shaped to broadcast against each other."""
+    """The indices, shaped to broadcast against each other."""
     values: Mapping[ir.Value, Array]
     """The values that elements are read from."""
 
-    def evaluate(self, part: Expression) -> Array:
-        """The expression at all indices.
+    def evaluate(self, part: Term) -> Array:
+        """The term at all indices.
 
         Raises:
             NotEvaluated: It cannot be evaluated.
         """
-        match part:
-            case ex.Linear():
-                return self._linear(part)
-            case Element():
+        value = constant_of(part)
+        if value is not None:
+            return np.asarray(value if part.sort == "Real" else part.data)
+        match part.op:
+            case "const":
+                return np.asarray(part.data)
+            case "index":
+                return self.indices[factor_of(part)]
+            case "element":
                 return self._element(part)
-            case ex.Number(value) | ex.Truth(value):
-                return np.asarray(value)
-            case ex.Compare(form, equal):
-                return self._linear(form) == 0 if equal else self._linear(form) <= 0
-            case ex.NonZero(element):
-                return self._element(element) != 0
-            case ex.Not(inner):
-                return ~self.evaluate(inner)
-            case ex.And(parts):
-                return functools.reduce(np.logical_and, map(self.evaluate, parts))
-            case ex.Or(parts):
-                return functools.reduce(np.logical_or, map(self.evaluate, parts))
-            case ex.Choice(condition, chosen, other):
-                return np.where(self.evaluate(condition), self.evaluate(chosen), self.evaluate(other))
-            case ex.Apply():
-                return self._applied(part)
+            case "apply" | "and" | "or" | "not" | "ite" | "eq0" | "le0":
+                return self._applied(part.data if part.op == "apply" else part.op, *map(self.evaluate, part.args))
+            case _:
+                return self._sum(bare(part))
 
-    def _linear(self, form: ex.Linear) -> Array:
-        total = np.asarray(sizes.evaluate(form.offset, self.lengths))
-        for atom, coefficient in form.terms:
-            value = self.indices[atom.factor] if isinstance(atom, Index) else self._element(atom)
+    def _sum(self, form: Term) -> Array:
+        parts, rest = linear(form)
+        total = np.asarray(sizes.evaluate(rest, self.lengths))
+        for atom, coefficient in parts:
             with np.errstate(invalid="ignore"):  # NaN becomes some integer, as it does in the model
-                total = total + value.astype(np.int64) * sizes.evaluate(coefficient, self.lengths)
+                total = total + self.evaluate(atom).astype(np.int64) * sizes.evaluate(coefficient, self.lengths)
         return total
 
-    def _element(self, element: Element) -> Array:
+    def _element(self, element: Term) -> Array:
         """Places outside of the value are those of branches that are not taken."""
-        value = self.values[element.value]
-        places = [self.evaluate(item) for item in element.at]
+        value = self.values[value_of(element)]
+        places = [self.evaluate(item) for item in element.args]
         inside = tuple(
             np.clip(place, -length, length - 1).astype(np.int64) for place, length in zip(places, value.shape, strict=True)
         )
         return np.asarray(value[inside])
 
-    def _applied(self, part: ex.Apply) -> Array:
-        function = _FUNCTIONS.get(part.op)
+    def _applied(self, op: str, *items: Array) -> Array:
+        function = _FUNCTIONS.get(op)
         if function is None:
-            raise NotEvaluated(part.op)
+            raise NotEvaluated(op)
         with np.errstate(all="ignore"):
-            return np.asarray(function(*(self.evaluate(item) for item in part.arguments)))
+            return np.asarray(function(*items))
+
+
+def _all(*items: Array) -> Array:
+    return functools.reduce(np.logical_and, items)
+
+
+def _any(*items: Array) -> Array:
+    return functools.reduce(np.logical_or, items)
 
 
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
@@ -104,4 +105,10 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "Neg": np.negative,
     "Sub": np.subtract,
     "Unmasked": functools.partial(np.less, MASKS),
+    "and": _all,
+    "eq0": np.logical_not,
+    "ite": np.where,
+    "le0": functools.partial(np.greater_equal, 0),
+    "not": np.logical_not,
+    "or": _any,
 }

@@ -15,8 +15,10 @@ import numpy as np
 import onnx_ir as ir
 
 from onnx_attnfuse.attention.axes.views import IndexedValue
-from onnx_attnfuse.attention.masks.expression import Apply, Choice, Element, Expression, Linear, Number
+from onnx_attnfuse.attention.masks.mask_terms import bare, constant_of, value_of
+from onnx_attnfuse.attention.masks.operators import float_of
 from onnx_attnfuse.attention.spec import Added, Floored, Gain, Mask, Replaced, Scaled
+from onnx_attnfuse.certify.terms import Term
 from onnx_attnfuse.graph.constants import attribute, constant_array, constant_tensor, given, is_standard
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.ops import CASTS, GATHERS, REARRANGES, REPEATS, SLICES
@@ -60,13 +62,13 @@ class Bounds:
         """Whether scores of rows without a key are taken to be so small that the masking number absorbs them."""
         return "level-rows" in self._facts.assumed.names
 
-    def may_mask(self, bias: Expression) -> bool:
+    def may_mask(self, bias: Term) -> bool:
         """Whether something that is added to the scores may be so low that it masks a key.
 
         Numbers from -1000 down count also where they are not taken to mask: a row of nothing larger depends on the digits that
         they leave of its scores.
         """
-        return not self.expression(bias)[0] > MASKS  # NaN may be anything
+        return not self.of_term(bias)[0] > MASKS  # NaN may be anything
 
     def lowest(self, mask: Mask) -> float:
         """The lowest value that the mask can add to a score."""
@@ -97,28 +99,23 @@ class Bounds:
         found = self.of(step.factor.value)
         return _divide((1.0, 1.0), found) if step.divide else found
 
-    def expression(self, part: Expression) -> Interval:
-        """The interval that an expression lies in at every index; index arithmetic counts as ordinary numbers."""
-        match part:
-            case Number(value):
-                return _between(value, value)
-            case Linear(terms, int(offset)) if not terms:
-                return float(offset), float(offset)
-            case Linear():
-                return self._ordinary
-            case Element(value):
-                return self.of(value)
-            case Choice(_, chosen, other):
-                return _union(self.expression(chosen), self.expression(other))
-            case Apply("Complement", (inner,)):
-                return _subtract((1.0, 1.0), self.expression(inner))
-            case Apply(op, arguments):
-                combined = _COMBINED.get(op)
-                if combined is None:
-                    return _ANY if op in _UNBOUNDED else self._ordinary
-                return combined(*(self.expression(arguments[index]) for index in _READ[op] if index < len(arguments)))
-            case _:
-                return _UNIT
+    def of_term(self, part: Term) -> Interval:
+        """The interval that a term lies in at every index; index arithmetic counts as ordinary numbers."""
+        value, part = constant_of(part), bare(part)
+        if value is not None:
+            return _between(value, value)
+        if part.op == "element":
+            return self.of(value_of(part))
+        if part.op == "ite":
+            return _union(*map(self.of_term, part.args[1:]))
+        if part.op != "apply":
+            return _UNIT if part.sort == "Bool" else self._ordinary
+        if part.data == "Complement":
+            return _subtract((1.0, 1.0), self.of_term(part.args[0]))
+        combined = _COMBINED.get(part.data)
+        if combined is None:
+            return _ANY if part.data in _UNBOUNDED else self._ordinary
+        return combined(*(self.of_term(part.args[index]) for index in _READ[part.data] if index < len(part.args)))
 
     @property
     def _ordinary(self) -> Interval:
@@ -191,18 +188,16 @@ def _union(*parts: Interval) -> Interval:
     return min(part[0] for part in parts), max(part[1] for part in parts)
 
 
-def outcomes(part: Expression) -> frozenset[float]:
+def outcomes(part: Term) -> frozenset[float]:
     """The numbers that a mask computed from constants may come to; elements read from elsewhere count as 0."""
-    match part:
-        case Number(value):
-            return frozenset([value])
-        case Choice(_, chosen, other):
-            return outcomes(chosen) | outcomes(other)
-        case Apply(op, (left, right)) if op in _OUTCOMES:
-            pairs = itertools.product(outcomes(left), outcomes(right))
-            return frozenset(_OUTCOMES[op](one, another) for one, another in pairs)
-        case _:
-            return frozenset([0.0])
+    value = float_of(part)
+    if value is not None:
+        return frozenset([value])
+    if part.op == "ite":
+        return frozenset[float]().union(*map(outcomes, part.args[1:]))
+    if part.data in _OUTCOMES and len(part.args) == 2:
+        return frozenset(_OUTCOMES[part.data](*pair) for pair in itertools.product(*map(outcomes, part.args)))
+    return frozenset([0.0])
 
 
 def added(left: Interval, right: Interval) -> Interval:

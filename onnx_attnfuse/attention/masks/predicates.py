@@ -10,9 +10,10 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from onnx_attnfuse.attention.axes.factors import Axis, leaves, length
-from onnx_attnfuse.attention.masks.expression import Compare, Element, Expression, Linear, Or, combine
-from onnx_attnfuse.attention.masks.traverse import elements_of, index_factors
+from onnx_attnfuse.attention.masks.mask_terms import dim_of, elements_of, factors_of, is_comparison, linear, value_of
+from onnx_attnfuse.attention.masks.operators import is_measure
 from onnx_attnfuse.attention.spec import AttentionSpec
+from onnx_attnfuse.certify.terms import Term, subtract
 from onnx_attnfuse.graph import sizes
 from onnx_attnfuse.graph.constants import constant_tensor
 from onnx_attnfuse.graph.sizes import Dim
@@ -36,7 +37,7 @@ class Window:
 class Padding:
     """A key is seen or not by all rows and heads of a batch entry alike, as data says that is no constant of the model."""
 
-    predicate: Expression
+    predicate: Term
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,7 +51,7 @@ class Segments:
 class QueryPadding:
     """A row sees its keys or none, as data says."""
 
-    predicate: Expression
+    predicate: Term
     name: ClassVar[str] = "query_padding"
 
 
@@ -58,7 +59,7 @@ class QueryPadding:
 class Prefix:
     """Keys up to a number are seen by all rows, later ones by later rows only."""
 
-    predicate: Expression
+    predicate: Term
     name: ClassVar[str] = "prefix"
 
 
@@ -66,7 +67,7 @@ class Prefix:
 class Other:
     """A predicate of no known kind."""
 
-    predicate: Expression
+    predicate: Term
     name: ClassVar[str] = "arbitrary"
 
 
@@ -75,7 +76,7 @@ _NAMED = (Segments, QueryPadding, Prefix, Other)
 """Kinds that are reported by their own name, in this order; the names of the others depend on their company."""
 
 
-def read(part: Expression, row: Linear, column: Linear, heads: Axis) -> Predicate:
+def read(part: Term, row: Term, column: Term, heads: Axis) -> Predicate:
     """The predicate that one part of a conjunction is.
 
     Args:
@@ -84,43 +85,42 @@ def read(part: Expression, row: Linear, column: Linear, heads: Axis) -> Predicat
         column: The position of the key.
         heads: The axis of heads.
     """
-    used = index_factors(part)
-    read_at = [element for element in elements_of(part) if index_factors(element)]
-    is_data = bool(read_at) and all(constant_tensor(element.value) is None for element in read_at)
-    if is_data and used & index_factors(column) and not used & (index_factors(row) | set(heads)):
+    used = factors_of(part)
+    read_at = [element for element in elements_of(part) if factors_of(element)]
+    is_data = bool(read_at) and all(constant_tensor(value_of(element)) is None for element in read_at)
+    if is_data and used & factors_of(column) and not used & (factors_of(row) | set(heads)):
         return Padding(part)
-    if used & index_factors(row) and not used & (index_factors(column) | set(heads)) and elements_of(part):
+    if used & factors_of(row) and not used & (factors_of(column) | set(heads)) and elements_of(part):
         return QueryPadding(part)
-    if isinstance(part, Or) and _is_prefix(part, row, column):
+    if part.op == "or" and _is_prefix(part, row, column):
         return Prefix(part)
-    if not isinstance(part, Compare):
+    if not is_comparison(part):
         return Other(part)
-    if part.equal:
-        return Segments() if _is_segments(part.form, row, column) else Other(part)
-    past, ahead = combine(part.form, combine(column, row, -1), -1), combine(part.form, combine(row, column, -1), -1)
-    if not past.terms:
-        return Causal(past.offset * -1)
-    if not ahead.terms:
-        return Window(ahead.offset * -1)
-    return Other(part)
+    if part.op == "eq0":
+        return Segments() if _is_segments(part.args[0], row, column) else Other(part)
+    past = subtract(subtract(column, row), part.args[0])
+    ahead = subtract(subtract(row, column), part.args[0])
+    if is_measure(past):
+        return Causal(dim_of(past))
+    return Window(dim_of(ahead)) if is_measure(ahead) else Other(part)
 
 
-def _is_prefix(part: Or, row: Linear, column: Linear) -> bool:
+def _is_prefix(part: Term, row: Term, column: Term) -> bool:
     """`j <= i or j < number`, the number one for each batch entry at most."""
-    forms = [item.form for item in part.parts if isinstance(item, Compare) and not item.equal]
-    triangles = [form for form in forms if not combine(form, combine(column, row, -1), -1).terms]
-    rest = [combine(form, column, -1) for form in forms if form not in triangles]
-    counted = [form for form in rest if not index_factors(form) & (index_factors(row) | index_factors(column))]
-    return len(part.parts) == len(forms) == 2 and len(triangles) == len(counted) == 1
+    forms = [item.args[0] for item in part.args if item.op == "le0"]
+    triangles = [form for form in forms if is_measure(subtract(subtract(column, row), form))]
+    rest = [subtract(form, column) for form in forms if form not in triangles]
+    counted = [form for form in rest if not factors_of(form) & (factors_of(row) | factors_of(column))]
+    return len(part.args) == len(forms) == 2 and len(triangles) == len(counted) == 1
 
 
-def _is_segments(form: Linear, row: Linear, column: Linear) -> bool:
-    atoms = [(atom, coefficient) for atom, coefficient in form.terms if isinstance(atom, Element)]
-    if len(atoms) != 2 or len(form.terms) != 2 or form.offset != 0:
+def _is_segments(form: Term, row: Term, column: Term) -> bool:
+    parts, rest = linear(form)
+    if rest != 0 or [atom.op for atom, _ in parts] != ["element", "element"]:
         return False
-    (first, one), (second, other) = atoms
-    ends = {str(first.at[-1:] == (row,)), str(second.at[-1:] == (row,))}
-    return first.value is second.value and one == other * -1 and len(ends) == 2 and (column in {*first.at, *second.at})
+    (first, one), (second, other) = parts
+    is_of_row = [item.args[-1:] == (row,) for item in (first, second)]
+    return first.data == second.data and one == other * -1 and sum(is_of_row) == 1 and column in {*first.args, *second.args}
 
 
 def kinds(predicates: Sequence[Predicate], spec: AttentionSpec) -> list[str]:

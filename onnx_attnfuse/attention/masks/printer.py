@@ -1,63 +1,79 @@
-"""Writing mask expressions as a reader would."""
+"""Writing masks as a reader would."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from onnx_attnfuse.attention.axes.factors import Factor
-from onnx_attnfuse.attention.masks import expression as ex
-from onnx_attnfuse.attention.masks.expression import Element, Expression, Index
+from onnx_attnfuse.attention.masks.mask_terms import (
+    bare,
+    constant_of,
+    factor_of,
+    is_comparison,
+    linear,
+    nonzero,
+    parts_of,
+    value_of,
+)
+from onnx_attnfuse.certify.terms import Term
 from onnx_attnfuse.graph import sizes
 from onnx_attnfuse.graph.sizes import Dim
 
+_Parts = Sequence[tuple[Term, Dim]]
+
 
 class Printer:
-    """Writes expressions with given names for the index variables."""
+    """Writes terms with given names for the indices."""
 
     def __init__(self, names: Mapping[Factor, str]) -> None:
         self._names = names
 
-    def write(self, part: Expression) -> str:
-        """The expression on one line."""
-        match part:
-            case ex.Linear():
-                return self._linear(part)
-            case Element(value, at):
-                return f"{value.name}[{', '.join(map(self.write, at))}]"
-            case ex.Number(value):
-                return f"{value:g}"
-            case ex.Truth(value):
-                return "true" if value else "false"
-            case ex.Compare():
+    def write(self, part: Term) -> str:
+        """The term on one line."""
+        value, read = constant_of(part), nonzero(part)
+        if value is not None:
+            return f"{value:g}" if part.sort == "Real" else str(part.data)
+        if read is not None:
+            return self._atom(read)
+        match part.op:
+            case "const":
+                return "true" if part.data else "false"
+            case "not":
+                return f"not {self._grouped(part.args[0])}"
+            case "and" | "or":
+                return f" {part.op} ".join(map(self._grouped, parts_of(part)))
+            case "eq0" if not is_comparison(part):
+                inner = self.write(part.args[0])
+                return f"not {inner}" if part.args[0].op == "element" else f"equal({inner}, 0)"
+            case "eq0" | "le0":
                 return self._comparison(part)
-            case ex.NonZero(element):
-                return self.write(element)
-            case ex.Not(inner):
-                return f"not {self._grouped(inner)}"
-            case ex.And(parts):
-                return " and ".join(map(self._grouped, parts))
-            case ex.Or(parts):
-                return " or ".join(map(self._grouped, parts))
-            case ex.Choice(condition, chosen, other):
-                return f"({self.write(condition)} ? {self.write(chosen)} : {self.write(other)})"
-            case ex.Apply(op, arguments):
-                return f"{op.lower()}({', '.join(map(self.write, arguments))})"
+            case "ite":
+                condition, chosen, other = map(self.write, part.args)
+                return f"({condition} ? {chosen} : {other})"
+            case "apply":
+                return f"{part.data.lower()}({', '.join(map(self.write, part.args))})"
+            case "element" | "index":
+                return self._atom(part)
+            case _:
+                return self._sum(*linear(bare(part)))
 
-    def _grouped(self, part: Expression) -> str:
+    def _grouped(self, part: Term) -> str:
         text = self.write(part)
-        return f"({text})" if isinstance(part, (ex.And, ex.Or)) else text
+        return f"({text})" if part.op in {"and", "or"} else text
 
-    def _atom(self, atom: Index | Element) -> str:
-        return self._names.get(atom.factor, "?") if isinstance(atom, Index) else self.write(atom)
+    def _atom(self, atom: Term) -> str:
+        if atom.op == "index":
+            return self._names.get(factor_of(atom), "?")
+        return f"{value_of(atom).name}[{', '.join(map(self.write, atom.args))}]"
 
-    def _linear(self, form: ex.Linear) -> str:
+    def _sum(self, parts: _Parts, rest: Dim) -> str:
         words: list[str] = []
-        for atom, coefficient in form.terms:
+        for atom, coefficient in parts:
             name = self._atom(atom)
             text = name if coefficient in {1, -1} else f"{coefficient}*{name}"
             negative = coefficient == -1
             words.append(("- " if negative else "+ ") + text)
-        for part in sizes.summands(form.offset):
+        for part in sizes.summands(rest):
             negative = _negative(part)
             words.append(("- " if negative else "+ ") + str(part * -1 if negative else part))
         if not words:
@@ -65,16 +81,14 @@ class Printer:
         line = " ".join(words)
         return line[2:] if line.startswith("+ ") else "-" + line[2:]
 
-    def _comparison(self, part: ex.Compare) -> str:
+    def _comparison(self, part: Term) -> str:
         """Positive terms on the left, the others on the right, and an offset of one in the sign."""
-        left = ex.Linear(tuple(term for term in part.form.terms if not _negative(term[1])))
-        right = ex.Linear(tuple((atom, c * -1) for atom, c in part.form.terms if _negative(c)))
-        offset = part.form.offset
-        if part.equal:
-            return f"{self._linear(left)} == {self._linear(ex.Linear(right.terms, offset * -1))}"
-        if offset == 1:
-            return f"{self._linear(left)} < {self._linear(right)}"
-        return f"{self._linear(left)} <= {self._linear(ex.Linear(right.terms, offset * -1))}"
+        parts, rest = linear(part.args[0] if part.op == "le0" else part.memo["written"])
+        left = self._sum([item for item in parts if not _negative(item[1])], 0)
+        right = [(atom, factor * -1) for atom, factor in parts if _negative(factor)]
+        if part.op == "le0" and rest == 1:
+            return f"{left} < {self._sum(right, 0)}"
+        return f"{left} {'<=' if part.op == 'le0' else '=='} {self._sum(right, rest * -1)}"
 
 
 def _negative(dim: Dim) -> bool:

@@ -10,11 +10,11 @@ import onnx_ir as ir
 
 from onnx_attnfuse.attention.axes.views import IndexedValue
 from onnx_attnfuse.attention.masks.classify import element, split_added
-from onnx_attnfuse.attention.masks.expression import Apply, Choice, Element, Expression
 from onnx_attnfuse.attention.masks.index_reader import Reader
 from onnx_attnfuse.attention.masks.intervals import Bounds, outcomes
-from onnx_attnfuse.attention.masks.traverse import elements_of
+from onnx_attnfuse.attention.masks.mask_terms import bare, elements_of, value_of
 from onnx_attnfuse.attention.spec import Added, Gain, Mask, MaskStep, Scaled, step_gains
+from onnx_attnfuse.certify.terms import Term, make
 from onnx_attnfuse.graph.constants import constant_tensor
 from onnx_attnfuse.thresholds import ABSORBS, MASKS, ROUNDS, ROUNDS_ALL
 
@@ -38,7 +38,7 @@ def rounded_before_scaling(mask: Mask, reader: Reader, bounds: Bounds) -> float 
     last = max((place for place, step in enumerate(mask) if is_scaling(step)), default=0)
     sums = [split_added(step, Gain(), reader, MASKS) for step in mask[:last] if isinstance(step, Added)]
     numbers = [fill for parts in sums for fill in parts.fills if fill > ROUNDS_ALL]
-    numbers += [bounds.expression(bias)[0] for parts in sums for bias in parts.biases]
+    numbers += [bounds.of_term(bias)[0] for parts in sums for bias in parts.biases]
     return next((number for number in numbers if number < ROUNDS), None)
 
 
@@ -56,10 +56,10 @@ def rounded_among(mask: Mask, reader: Reader, bounds: Bounds, absorbs: float) ->
     return None
 
 
-def _known_numbers(bias: Expression, bounds: Bounds) -> set[float]:
+def _known_numbers(bias: Term, bounds: Bounds) -> set[float]:
     """Numbers that a bias comes to by the constants of the model; values computed from activations are ordinary numbers."""
-    is_constant = all(constant_tensor(element.value) is not None for element in elements_of(bias))
-    return {bounds.expression(bias)[0], *outcomes(bias)} if is_constant else {*outcomes(bias)}
+    is_constant = all(constant_tensor(value_of(element)) is not None for element in elements_of(bias))
+    return {bounds.of_term(bias)[0], *outcomes(bias)} if is_constant else {*outcomes(bias)}
 
 
 def is_scaling(step: MaskStep) -> bool:
@@ -77,7 +77,7 @@ def is_summed_in_half(step: MaskStep, others: Sequence[MaskStep], reader: Reader
     if len(others) > 1:
         return True
     parts = split_added(step, Gain(), reader, MASKS)
-    computed = [bias for bias in parts.biases if not isinstance(bias, Element)]
+    computed = [bias for bias in parts.biases if bare(bias).op != "element"]
     if len(parts.biases) > 1 and any(map(bounds.may_mask, parts.biases)):
         return True
     lowest = lowest_sum(step, reader, bounds)
@@ -87,15 +87,15 @@ def is_summed_in_half(step: MaskStep, others: Sequence[MaskStep], reader: Reader
 def lowest_sum(step: Added, reader: Reader, bounds: Bounds) -> float:
     """The lowest finite number that a step adds to a score, as several masks in one sum may."""
     part = element(step.indexed, reader)
-    return _lowest_sum(Apply("Neg", (part,)) if step.negative else part, bounds)
+    return _lowest_sum(make("apply", "Real", (part,), "Neg") if step.negative else part, bounds)
 
 
-def _lowest_sum(part: Expression, bounds: Bounds) -> float:
-    if isinstance(part, Choice):
-        return min(_lowest_sum(part.chosen, bounds), _lowest_sum(part.other, bounds))
-    if isinstance(part, Apply) and part.op == "Add":
-        return sum(_lowest_sum(argument, bounds) for argument in part.arguments)
-    low = bounds.expression(part)[0]
+def _lowest_sum(part: Term, bounds: Bounds) -> float:
+    if part.op == "ite":
+        return min(_lowest_sum(item, bounds) for item in part.args[1:])
+    if part.data == "Add":
+        return sum(_lowest_sum(argument, bounds) for argument in part.args)
+    low = bounds.of_term(part)[0]
     return low if math.isfinite(low) else 0.0
 
 

@@ -9,12 +9,13 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
-from onnx_attnfuse.attention.masks.expression import Element, Expression, Linear, combine, constant
 from onnx_attnfuse.attention.masks.index_reader import Reader
+from onnx_attnfuse.attention.masks.operators import is_form
+from onnx_attnfuse.certify.terms import Term, add, number
 from onnx_attnfuse.graph.constants import attribute
 
 
-def scattered_to(node: ir.Node, where: Sequence[Linear], reader: Reader) -> Sequence[Expression]:
+def scattered_to(node: ir.Node, where: Sequence[Term], reader: Reader) -> Sequence[Term]:
     """The index in the result of a ScatterND, ScatterElements or TensorScatter of an element of the updates.
 
     Args:
@@ -28,11 +29,7 @@ def scattered_to(node: ir.Node, where: Sequence[Linear], reader: Reader) -> Sequ
     return _TARGETS[node.op_type](node, where, reader)
 
 
-def _linear(form: Expression) -> Expression:
-    return Linear(((form, 1),)) if isinstance(form, Element) else form
-
-
-def _scatter_nd(node: ir.Node, where: Sequence[Linear], reader: Reader) -> Sequence[Expression]:
+def _scatter_nd(node: ir.Node, where: Sequence[Term], reader: Reader) -> Sequence[Term]:
     """Rows of indices, each of as many leading axes of the buffer as indices have axes besides."""
     indices = _input(node, 1)
     dims = reader.facts.dims(indices)
@@ -40,21 +37,21 @@ def _scatter_nd(node: ir.Node, where: Sequence[Linear], reader: Reader) -> Seque
     if dims is None or count < 1 or dims[count] != count:
         return where
     at = where[:count]
-    return [*(_linear(reader.element(indices, (*at, constant(axis)))) for axis in range(count)), *where[count:]]
+    return [*(reader.element(indices, (*at, number(axis))) for axis in range(count)), *where[count:]]
 
 
-def _scatter_elements(node: ir.Node, where: Sequence[Linear], reader: Reader) -> Sequence[Expression]:
+def _scatter_elements(node: ir.Node, where: Sequence[Term], reader: Reader) -> Sequence[Term]:
     axis: int = attribute(node, "axis", 0) % len(where)
-    form = _linear(reader.element(_input(node, 1), tuple(where)))
+    form = reader.element(_input(node, 1), where)
     return [form if place == axis else item for place, item in enumerate(where)]
 
 
-def _tensor_scatter(node: ir.Node, where: Sequence[Linear], reader: Reader) -> Sequence[Expression]:
+def _tensor_scatter(node: ir.Node, where: Sequence[Term], reader: Reader) -> Sequence[Term]:
     axis: int = attribute(node, "axis", -2) % len(where)
     if len(node.inputs) < 3 or node.inputs[2] is None:
         return where
-    first = _linear(reader.element(node.inputs[2], (where[0],)))
-    return [combine(item, first) if place == axis and isinstance(first, Linear) else item for place, item in enumerate(where)]
+    first = reader.element(node.inputs[2], where[:1])
+    return [add(item, first) if place == axis and is_form(first) else item for place, item in enumerate(where)]
 
 
 _TARGETS = {"ScatterND": _scatter_nd, "ScatterElements": _scatter_elements, "TensorScatter": _tensor_scatter}

@@ -18,6 +18,8 @@ import onnx_ir as ir
 
 from onnx_attnfuse.attention.axes.factors import Axis, Factor, length
 from onnx_attnfuse.attention.masks.execution import MaskExecution
+from onnx_attnfuse.attention.masks.mask_terms import Name
+from onnx_attnfuse.attention.masks.mask_terms import size as size_of
 from onnx_attnfuse.certify import arithmetic, arrays, meanings
 from onnx_attnfuse.certify.arrays import Array, Index, Unsupported
 from onnx_attnfuse.certify.meanings.call import Call
@@ -100,7 +102,7 @@ class ChannelExecution(MaskExecution):
         axes = None if data is None else axes_of(node, 3, data.rank, self.facts)
         if data is None or axes is None:
             raise Unsupported("Slice along unknown axes")
-        rows = f"rows of {self.name(node.outputs[0])}"
+        rows = Name(f"rows of {node.outputs[0].name}", node)
 
         def read(place: Index) -> Term:
             if any(map(is_pair, (item for axis in axes for item in free(place[axis])))):
@@ -201,7 +203,7 @@ class Layout:
             if factor.position is not None:
                 self.terms[factor] = number(factor.position)
                 continue
-            self.name(term := index(f"i{count}", run.length(factor.size)), (factor,))
+            self.name(term := index(f"i{count}", size_of(factor.size)), (factor,))
             self.terms[factor] = term
 
     def name(self, term: Term, axis: Axis) -> None:
@@ -212,7 +214,7 @@ class Layout:
         """The index along an axis, of those of its factors."""
         total = number(0)
         for factor in axis:
-            total = add(multiply(total, self._run.length(factor.size)), terms[factor])
+            total = add(multiply(total, size_of(factor.size)), terms[factor])
         return total
 
     def axis(self, place: Term, dim: Dim, *, may_repeat: bool) -> Axis:
@@ -237,7 +239,7 @@ class Layout:
         while wanted:
             axis = wanted.pop(stride, None) or _fixed(stride, (step.data for step in wanted if step.op == "const"), start)
             found = [*axis, *found]
-            stride = self._run.length(length(found))
+            stride = size_of(length(found))
         covered = length(found)
         if isinstance(dim, int) and isinstance(covered, int) and covered < dim:
             found = [*_fixed(number(covered), [dim], start), *found]

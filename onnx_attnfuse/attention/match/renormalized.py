@@ -14,16 +14,17 @@ import math
 from onnx_attnfuse.attention.axes.factors import Axes, Axis, leaves
 from onnx_attnfuse.attention.axes.views import IndexedValue, aligned, varies_along
 from onnx_attnfuse.attention.masks.classify import element, keep_condition, split_mask
-from onnx_attnfuse.attention.masks.expression import TRUE, conjunction, is_binary
 from onnx_attnfuse.attention.masks.fully_masked import implied
 from onnx_attnfuse.attention.masks.index_reader import Reader
 from onnx_attnfuse.attention.masks.intervals import Bounds, outcomes
+from onnx_attnfuse.attention.masks.mask_terms import is_binary
 from onnx_attnfuse.attention.match import steps
 from onnx_attnfuse.attention.match.scores import ScorePath
 from onnx_attnfuse.attention.match.softmax import Softmax
 from onnx_attnfuse.attention.match.steps import NaNZeroed, Renormalized, ScoreStep, Taken, Weighted, WeightStep, Zeroed
 from onnx_attnfuse.attention.match.weights import WeightPath
 from onnx_attnfuse.attention.spec import Mask, Renormalization, Replaced
+from onnx_attnfuse.certify.terms import TRUE, conjoin
 from onnx_attnfuse.graph.constants import attribute
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.rules.reading import axes_of
@@ -83,18 +84,18 @@ def renormalization(mask: Mask, moved: InFront, reader: Reader) -> Renormalizati
         message = f"{step.softened:g} is added to the sum that divides the weights, which changes small sums"
         raise Refused("vanishing-weights", message, node.name)
     bounds, parts = Bounds(facts), split_mask(first, reader)
-    kept = conjunction([keep_condition(item.condition, item.keep_where, reader) for item in last if isinstance(item, Replaced)])
+    kept = conjoin(*(keep_condition(item.condition, item.keep_where, reader) for item in last if isinstance(item, Replaced)))
     lows = [low for bias in parts.biases for low in outcomes(bias)]
     least = max(LEAST_SUM, BESIDE_SOFTENING * step.softened)
     weakest = LEAST_EXPONENT + math.log(least / LEAST_SUM)
     hides = any(map(bounds.may_mask, parts.biases)) or min(lows, default=0.0) < min(weakest, 0.0)
-    if hides or not (parts.allowed == TRUE or implied(kept, parts.allowed)):
+    if hides or not (parts.allowed is TRUE or implied(kept, parts.allowed)):
         message = "the weights are masked after the softmax and the scores by another mask before it; a row may lose all keys"
         raise Refused("masked-twice", message, node.name)
     if first and bounds.lowest(first) == -math.inf:
         message = "fully masked rows are NaN after the softmax, before their weights are masked and divided by their sum"
         raise Refused("masked-twice", message, node.name)
-    if kept == parts.allowed:
+    if kept is parts.allowed:
         return None
     if not facts.assumed.kept_weights:
         raise Refused(

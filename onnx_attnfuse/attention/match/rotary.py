@@ -22,6 +22,7 @@ import onnx_ir as ir
 
 from onnx_attnfuse.attention.axes.factors import Axes, Axis, Factor, leaves, length, refined, replaced
 from onnx_attnfuse.attention.axes.views import IndexedValue
+from onnx_attnfuse.attention.masks.mask_terms import Name, size, value_of
 from onnx_attnfuse.attention.match.channel_terms import ChannelExecution, Layout, is_pair, pair_of, step_of
 from onnx_attnfuse.attention.spec import Rotary, Table
 from onnx_attnfuse.certify import arithmetic
@@ -192,8 +193,8 @@ class _Rotated:
         """A channel as a sum of elements of the root, by their places, each with a sign and a factor besides."""
         terms, rest = dict(self._layout.terms), channel
         for leaf in reversed(self._channels):
-            terms[leaf] = rest if leaf is self._channels[0] else arithmetic.modulo(rest, self._run.length(leaf.size))
-            rest = arithmetic.divide(rest, self._run.length(leaf.size))
+            terms[leaf] = rest if leaf is self._channels[0] else arithmetic.modulo(rest, size(leaf.size))
+            rest = arithmetic.divide(rest, size(leaf.size))
         term = self._array.at(*(self._layout.at(axis, terms) for axis in refined(self._indexed.axes)))
         found: _Forms = {}
         for atoms, factor in polynomial(term).items():
@@ -227,10 +228,7 @@ class _Rotated:
         """Whether two factors are the same floats, but for a sign."""
         runs = self._facts.once("channels", dict[frozenset[Dim], ChannelExecution])
         run = runs.setdefault(self._lengths, ChannelExecution(self._facts, self._lengths))
-        first, second = (
-            multiply(number(own, "Real"), run.array(self._run.values[str(term.data)]).at(*term.args))
-            for own, term in (one, other)
-        )
+        first, second = (multiply(number(own, "Real"), run.array(value_of(term)).at(*term.args)) for own, term in (one, other))
         return first is multiply(number(sign, "Real"), second)
 
     def _rotated(self) -> IndexedValue:
@@ -255,7 +253,7 @@ class _Rotated:
     def _table(self, term: Term, sign: int, pairs: int) -> Table:
         """A factor as columns of a value, as far up as they can be had, so that all layers share it."""
         best: Table | None = None
-        above: tuple[ir.Value, _Place] | None = self._run.values[str(term.data)], term.args
+        above: tuple[ir.Value, _Place] | None = value_of(term), term.args
         while above is not None:
             found = self._columns(*above, pairs)
             if found is not None and (best is None or found.axis == len(found.indexed.axes) - 1):
@@ -275,7 +273,7 @@ class _Rotated:
             return None
         run = ChannelExecution(facts, self._lengths, {value}, reads_floats=False)
         term = run.array(value).at(*place)
-        above = run.values.get(str(term.data)) if term.op == "element" else None
+        above = value_of(term) if term.op == "element" and isinstance(term.data, Name) else None
         if above is None or above is value:
             return None
         is_cut = (

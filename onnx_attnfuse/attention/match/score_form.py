@@ -11,10 +11,10 @@ import onnx_ir as ir
 from onnx_attnfuse.attention.axes.factors import Factor, leaves
 from onnx_attnfuse.attention.axes.views import IndexedValue, aligned
 from onnx_attnfuse.attention.masks.classify import element
-from onnx_attnfuse.attention.masks.expression import zero_or
 from onnx_attnfuse.attention.masks.fully_masked import masked_keys
 from onnx_attnfuse.attention.masks.index_reader import Reader
 from onnx_attnfuse.attention.masks.intervals import Bounds
+from onnx_attnfuse.attention.masks.mask_terms import zero_or
 from onnx_attnfuse.attention.match import steps
 from onnx_attnfuse.attention.match.scores import ScorePath
 from onnx_attnfuse.attention.match.steps import ScoreStep, Taken

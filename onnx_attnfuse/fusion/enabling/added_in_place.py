@@ -10,9 +10,10 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from onnx_attnfuse.attention.axes.factors import Factor
-from onnx_attnfuse.attention.masks.expression import Linear, combine, constant, index
 from onnx_attnfuse.attention.masks.index_reader import Reader
+from onnx_attnfuse.attention.masks.mask_terms import index
 from onnx_attnfuse.attention.masks.scatters import scattered_to
+from onnx_attnfuse.certify.terms import ZERO, subtract
 from onnx_attnfuse.fusion.enabling.rule import EnablingChange
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.constants import attribute, given, is_standard
@@ -63,13 +64,13 @@ def _starts(node: ir.Node, facts: Facts) -> tuple[int, ...] | None:
     dims, new = (None if value is None else facts.dims(value) for value in (data, updates))
     if dims is None or new is None or len(dims) != len(new) or attribute(node, "reduction", "none") != "none":
         return None
-    where = [constant(0) if dim == 1 else index(Factor(dim)) for dim in new]
+    where = [ZERO if dim == 1 else index(Factor(dim)) for dim in new]
     starts: list[int] = []
     for place, own in zip(scattered_to(node, where, Reader(facts)), where, strict=True):
-        moved = combine(place, own, -1) if isinstance(place, Linear) else None
-        if moved is None or moved.terms or not isinstance(moved.offset, int):
+        moved = subtract(place, own)
+        if moved.op != "const":
             return None
-        starts.append(moved.offset)
+        starts.append(int(moved.data))
     return tuple(starts)
 
 

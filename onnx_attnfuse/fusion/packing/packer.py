@@ -15,7 +15,7 @@ import onnx_ir as ir
 
 from onnx_attnfuse.attention.axes.factors import length
 from onnx_attnfuse.attention.masks.classify import Meaning
-from onnx_attnfuse.attention.masks.traverse import elements_of
+from onnx_attnfuse.attention.masks.mask_terms import elements_of, value_of
 from onnx_attnfuse.attention.match.candidates import anchor_of
 from onnx_attnfuse.attention.spec import AttentionSpec
 from onnx_attnfuse.containment import Subject
@@ -212,7 +212,7 @@ def _padding_key(padding: KeyPadding, meaning: Meaning) -> object:
     """A key that equal paddings share: their values, or the mask's formula where each mask is computed anew."""
     if not padding.of_scores:
         return padding.keep, padding.clean
-    return meaning.text, frozenset(item.value for item in elements_of(meaning.allowed))
+    return meaning.text, frozenset(map(value_of, elements_of(meaning.allowed)))
 
 
 def _check_padding(padding: KeyPadding, meaning: Meaning) -> None:

@@ -13,12 +13,13 @@ from collections.abc import Iterable
 import onnx_ir as ir
 
 from onnx_attnfuse.attention.axes.factors import Axis, Factor
-from onnx_attnfuse.attention.masks.classify import Meaning, position
-from onnx_attnfuse.attention.masks.expression import Expression, conjunction, constant, negation, truth
+from onnx_attnfuse.attention.masks.classify import Meaning
 from onnx_attnfuse.attention.masks.fully_masked import implied
 from onnx_attnfuse.attention.masks.index_reader import Reader
+from onnx_attnfuse.attention.masks.mask_terms import negation, position, truth
 from onnx_attnfuse.attention.masks.predicates import Padding, Predicate
 from onnx_attnfuse.attention.spec import AttentionSpec
+from onnx_attnfuse.certify.terms import ZERO, Term, conjoin
 from onnx_attnfuse.fusion.packing.region import Region, below, users
 from onnx_attnfuse.fusion.packing.token_axes import Marks, read_marks
 from onnx_attnfuse.fusion.packing.tokenwise import Step
@@ -138,7 +139,7 @@ class MaskedRows:
     def __init__(self, reader: Reader, spec: AttentionSpec, predicates: Iterable[Predicate]) -> None:
         self._reader = reader
         self._at = {"b": position(spec.axes.b), "s": position(spec.axes.j)}
-        self._kept = conjunction(item.predicate for item in predicates if isinstance(item, Padding))
+        self._kept = conjoin(*(item.predicate for item in predicates if isinstance(item, Padding)))
 
     def forgets(self, node: ir.Node, value: ir.Value, marks: Marks) -> bool:
         """Whether the result of a node does not depend on rows of padding of one of its inputs.
@@ -161,19 +162,19 @@ class MaskedRows:
             case _:
                 return False
 
-    def _keeps(self, condition: Expression) -> bool:
+    def _keeps(self, condition: Term) -> bool:
         """Whether a condition holds at no place of padding."""
         return implied(condition, self._kept)
 
-    def _read(self, value: ir.Value, marks: Marks) -> Expression | None:
+    def _read(self, value: ir.Value, marks: Marks) -> Term | None:
         """The element of a value that meets a token."""
         dims = self._reader.facts.dims(value)
         if dims is None or len(dims) > len(marks):
             return None
-        at: list[Expression] = []
+        at: list[Term] = []
         for mark, dim in zip(marks[len(marks) - len(dims) :], dims, strict=True):
             if len(mark) > 1:
                 return None
             channels: Axis = (Factor(dim),)
-            at.append(constant(0) if dim == 1 else self._at[mark] if mark else position(channels))
-        return self._reader.element(value, tuple(at))
+            at.append(ZERO if dim == 1 else self._at[mark] if mark else position(channels))
+        return self._reader.element(value, at)

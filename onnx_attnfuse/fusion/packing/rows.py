@@ -13,13 +13,13 @@ import onnx_ir as ir
 
 from onnx_attnfuse.attention.axes.factors import length
 from onnx_attnfuse.attention.masks.classify import Meaning, understand
-from onnx_attnfuse.attention.masks.expression import conjunction
 from onnx_attnfuse.attention.masks.index_reader import Reader
+from onnx_attnfuse.attention.masks.mask_terms import factors_of
 from onnx_attnfuse.attention.masks.predicates import Padding
-from onnx_attnfuse.attention.masks.traverse import index_factors
 from onnx_attnfuse.attention.masks.visible_diagonal import rows_see_themselves
 from onnx_attnfuse.attention.match.candidates import Candidate, anchor_of
 from onnx_attnfuse.attention.spec import AttentionSpec
+from onnx_attnfuse.certify.terms import conjoin
 from onnx_attnfuse.fusion.packing.build_region import PackedRegion, note
 from onnx_attnfuse.fusion.packing.forms import AttentionForm, RowsForm, own_nodes
 from onnx_attnfuse.fusion.packing.packer import Packer
@@ -111,11 +111,11 @@ class RowsPacker(Packer):
             return meaning.nan
         if not axes.b or not axes.i:
             return Reason("one-token", "there is one entry or one position, and so nothing to pack")
-        if meaning.is_distrusted or not any(index_factors(item.predicate) & set(axes.b) for item in paddings):
+        if meaning.is_distrusted or not any(factors_of(item.predicate) & set(axes.b) for item in paddings):
             return Reason("nothing-to-remove", "there is no padding mask, so there is no padding to remove")
         if any(map(self._context.bounds.may_mask, meaning.biases)):
             return Reason("not-padding-only", "the bias of the scores may mask keys, too, so that rows may see none")
-        given = conjunction(item.predicate for item in paddings)
+        given = conjoin(*(item.predicate for item in paddings))
         if len(paddings) < len(meaning.predicates) and not rows_see_themselves(meaning.allowed, spec, given):
             return Reason("not-padding-only", f"the mask is {meaning.kind}, in which a token may not see itself")
         return None

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import onnx_ir as ir
 
-from onnx_attnfuse.attention.masks.expression import Expression
-from onnx_attnfuse.attention.masks.traverse import elements_of, index_factors
+from onnx_attnfuse.attention.masks.mask_terms import elements_of, factors_of, value_of
+from onnx_attnfuse.certify.terms import Term
 from onnx_attnfuse.graph.constants import attribute, constant_tensor, is_standard
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.ops import ASKS_SHAPE, CASTS, REARRANGES, REPEATS, SLICES
@@ -102,10 +102,10 @@ class _Firsts:
         return None if found is None else int(found)
 
 
-def is_by_place(bias: Expression, counting: Counting) -> bool:
+def is_by_place(bias: Term, counting: Counting) -> bool:
     """Whether a bias differs by the places of rows and keys, padding counted, and by no positions of each entry."""
     own = counting.positions | counting.masks
-    return bool(index_factors(bias)) and all(_made_of(item.value).isdisjoint(own) for item in elements_of(bias))
+    return bool(factors_of(bias)) and all(_made_of(value_of(item)).isdisjoint(own) for item in elements_of(bias))
 
 
 def counts_alike(graph: ir.Graph, counting: Counting, facts: Facts) -> bool:

@@ -9,13 +9,13 @@ import onnx_ir as ir
 
 from onnx_attnfuse.attention.axes.factors import length
 from onnx_attnfuse.attention.axes.views import IndexedValue
-from onnx_attnfuse.attention.masks.classify import Meaning, position
-from onnx_attnfuse.attention.masks.expression import Element, Linear, NonZero, combine, scaled
+from onnx_attnfuse.attention.masks.classify import Meaning
+from onnx_attnfuse.attention.masks.mask_terms import nonzero, position, size, value_of
 from onnx_attnfuse.attention.masks.predicates import Padding, Window
 from onnx_attnfuse.attention.match.cache import appending
 from onnx_attnfuse.attention.spec import AttentionSpec, Cache
+from onnx_attnfuse.certify.terms import ZERO, Term, add, multiply
 from onnx_attnfuse.fusion.shared_cache.lengths import is_copy
-from onnx_attnfuse.graph import sizes
 from onnx_attnfuse.graph.constants import is_standard
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.ops import CASTS, RESHAPES
@@ -197,13 +197,12 @@ def padding_input(spec: AttentionSpec, meaning: Meaning, facts: Facts) -> ir.Val
 
 def _mask_of(padding: Padding, spec: AttentionSpec, facts: Facts) -> ir.Value | None:
     """The graph input (b, t) of which the element at (b, j) is read, whatever shape it was brought into."""
-    if not isinstance(padding.predicate, NonZero):
+    element = nonzero(padding.predicate)
+    value = None if element is None else value_of(element)
+    dims = None if value is None else facts.dims(value)
+    if element is None or value is None or dims is None:
         return None
-    element: Element = padding.predicate.element
-    value, dims = element.value, facts.dims(element.value)
-    if dims is None or not all(isinstance(form, Linear) for form in element.at):
-        return None
-    read = _flat([form for form in element.at if isinstance(form, Linear)], dims)
+    read = _flat(element.args, dims)
     while (node := value.producer()) is not None:
         if not is_standard(node, *_SAME) or node.inputs[0] is None or _is_fraction(node.inputs[0], facts):
             return None
@@ -212,7 +211,7 @@ def _mask_of(padding: Padding, spec: AttentionSpec, facts: Facts) -> ir.Value | 
     if not value.is_graph_input() or shape is None or len(shape) != 2 or not _is_whole(value, spec, facts):
         return None
     wanted = _flat([position(spec.axes.b), position(spec.axes.j)], shape)
-    return value if read == wanted else None
+    return value if read is wanted else None
 
 
 def _is_whole(mask: ir.Value, spec: AttentionSpec, facts: Facts) -> bool:
@@ -241,11 +240,11 @@ def _is_fraction(value: ir.Value, facts: Facts) -> bool:
     return dtype is None or not (dtype.is_integer() or dtype == ir.DataType.BOOL)
 
 
-def _flat(at: Sequence[Linear], dims: Sequence[Dim]) -> Linear:
+def _flat(at: Sequence[Term], dims: Sequence[Dim]) -> Term:
     """The place of an element when the axes are laid one after the other."""
-    total = Linear(())
-    for axis, form in enumerate(at):
-        total = combine(total, scaled(form, sizes.product(dims[axis + 1 :])))
+    total = ZERO
+    for form, dim in zip(at, dims, strict=True):
+        total = add(multiply(total, size(dim)), form)
     return total
 
 

@@ -13,12 +13,15 @@ import onnx_ir as ir
 
 from onnx_attnfuse.attention.axes.factors import Axes, Axis, Factor, leaves, length, replaced
 from onnx_attnfuse.attention.axes.views import IndexedValue, is_short
-from onnx_attnfuse.attention.masks.classify import Meaning, position
-from onnx_attnfuse.attention.masks.expression import Compare, Element, Linear, NonZero, combine, constant
+from onnx_attnfuse.attention.masks.classify import Meaning
 from onnx_attnfuse.attention.masks.index_reader import Reader
+from onnx_attnfuse.attention.masks.mask_terms import dim_of, element_of, position, size, truth
+from onnx_attnfuse.attention.masks.operators import is_measure
 from onnx_attnfuse.attention.masks.predicates import Causal, Other, Padding, Predicate, Window, kinds
 from onnx_attnfuse.attention.match.cache import new_sources
 from onnx_attnfuse.attention.spec import AttentionSpec, Cache, Source
+from onnx_attnfuse.certify import arithmetic
+from onnx_attnfuse.certify.terms import ONE, Term, add, subtract
 from onnx_attnfuse.fusion.shared_cache.lengths import is_copy
 from onnx_attnfuse.fusion.shared_cache.qualify import CachedSite, Filled, padding_input
 from onnx_attnfuse.fusion.shared_cache.writes import Write, counted, read_write, writer
@@ -85,7 +88,7 @@ def read_static(node: ir.Node, spec: AttentionSpec, meaning: Meaning, context: B
     cache = Cache((past_key, past_value), (new[0], new[1]), (present_key, present_value), past_axis, new_axis)
     grown = dataclasses.replace(spec, cache=cache, key_axis=key_axis, mask=())
     if mask is not None:
-        seen = NonZero(Element(mask, (position(grown.axes.b), position(key_axis))))
+        seen = truth(element_of(mask, (position(grown.axes.b), position(key_axis)), facts.dtype(mask)))
         predicates = [Padding(seen) if isinstance(item, Padding) else item for item in predicates]
     meaning = dataclasses.replace(meaning, predicates=tuple(predicates), kind=" + ".join(kinds(predicates, grown)))
     if (reason := target.refuse(grown, meaning, context)) is not None:
@@ -159,16 +162,16 @@ def _grown(spec: AttentionSpec, meaning: Meaning, start: ir.Value, earlier: Dim)
     return found
 
 
-def _one_grown(item: Predicate, column: Linear, heres: tuple[Linear, ...], earlier: Dim) -> Predicate:
-    if not isinstance(item, Other) or not isinstance(item.predicate, Compare) or item.predicate.equal:
+def _one_grown(item: Predicate, column: Term, heres: tuple[Term, ...], earlier: Dim) -> Predicate:
+    if not isinstance(item, Other) or item.predicate.op != "le0":
         return item
-    form = item.predicate.form
+    form = item.predicate.args[0]
     for here in heres:
-        past, ahead = combine(form, combine(column, here, -1), -1), combine(form, combine(here, column, -1), -1)
-        if not past.terms and past.offset == 0:
+        if subtract(column, here) is form:
             return Causal(earlier)
-        if not ahead.terms:
-            return Window(earlier * -1 - ahead.offset)
+        ahead = subtract(subtract(here, column), form)
+        if is_measure(ahead):
+            return Window(dim_of(ahead) - earlier)
     return item
 
 
@@ -177,8 +180,8 @@ def _is_length(item: Predicate, mask: ir.Value | None, spec: AttentionSpec, fact
     dims = None if mask is None else facts.dims(mask)
     if dims is None or not isinstance(item, (Other, Causal)):
         return False
-    last = combine(combine(position(spec.key_axis), constant(dims[1]), -1), constant(1))
-    return isinstance(item, Other) and isinstance(item.predicate, Compare) and item.predicate == Compare(last)
+    last = subtract(add(position(spec.key_axis), ONE), size(dims[1]))
+    return isinstance(item, Other) and item.predicate is arithmetic.at_most_zero(last)
 
 
 def _indexed(

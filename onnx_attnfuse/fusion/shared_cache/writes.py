@@ -13,9 +13,10 @@ import dataclasses
 import onnx_ir as ir
 
 from onnx_attnfuse.attention.axes.factors import Factor
-from onnx_attnfuse.attention.masks.expression import Element, Expression, Linear, combine, constant, index
 from onnx_attnfuse.attention.masks.index_reader import Reader
+from onnx_attnfuse.attention.masks.mask_terms import element_of, elements_of, index, value_of
 from onnx_attnfuse.attention.masks.scatters import scattered_to
+from onnx_attnfuse.certify.terms import ZERO, Term, add
 from onnx_attnfuse.graph.constants import attribute, given, is_standard
 
 _OPERATORS = "ScatterND", "ScatterElements", "TensorScatter"
@@ -74,9 +75,9 @@ def read_write(node: ir.Node, reader: Reader) -> Write | str:
         return "the written part of the buffer is unknown"
     if attribute(node, "reduction", "none") != "none" or attribute(node, "mode", "linear") != "linear":
         return "new entries are combined with those that are there, or go round"
-    where = [constant(0) if dim == 1 else index(Factor(dim)) for dim in new]
+    where = [ZERO if dim == 1 else index(Factor(dim)) for dim in new]
     forms = scattered_to(node, where, reader)
-    moved = [axis for axis, form in enumerate(forms) if form != where[axis]]
+    moved = [axis for axis, form in enumerate(forms) if form is not where[axis]]
     if len(moved) != 1 or any(
         one != other for axis, (one, other) in enumerate(zip(buffer, new, strict=True)) if axis != moved[0]
     ):
@@ -86,20 +87,17 @@ def read_write(node: ir.Node, reader: Reader) -> Write | str:
     return Write(node, axis, position) if position is not None else "new entries do not go to a position that an input says"
 
 
-def counted(position: ir.Value, place: Linear) -> tuple[Linear, ...]:
+def counted(position: ir.Value, place: Term) -> tuple[Term, ...]:
     """The forms of `position + place`, where an input says the position, or that of every place."""
     rank = None if position.shape is None else len(position.shape)
     if rank == 0:
-        return (combine(place, Linear(((Element(position, ()), 1),))),)
-    first = combine(place, Linear(((Element(position, (constant(0),)), 1),)))
-    return first, Linear(((Element(position, (place,)), 1),))
+        return (add(place, element_of(position, (), position.dtype)),)
+    return tuple(add(rest, element_of(position, (at,), position.dtype)) for rest, at in ((place, ZERO), (ZERO, place)))
 
 
-def _position(form: Expression, place: Linear) -> ir.Value | None:
+def _position(form: Term, place: Term) -> ir.Value | None:
     """The input that a form is counted from."""
-    if not isinstance(form, Linear):
-        return None
-    inputs = [atom.value for atom, _ in form.terms if isinstance(atom, Element)]
+    inputs = list(map(value_of, elements_of(form)))
     if len(inputs) != 1 or not inputs[0].is_graph_input() or inputs[0].const_value is not None or inputs[0].shape is None:
         return None
     return inputs[0] if len(inputs[0].shape) < 2 and form in counted(inputs[0], place) else None

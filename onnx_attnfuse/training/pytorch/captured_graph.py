@@ -12,6 +12,7 @@ from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from onnx_attnfuse.attention.spec import AttentionSpec, mask_values
+from onnx_attnfuse.certify.interned import aside
 from onnx_attnfuse.containment import Subject, contained
 from onnx_attnfuse.graph.uses import sources
 from onnx_attnfuse.reasons import Reason, Refused
@@ -37,6 +38,7 @@ class Rewritten:
     """The ids of fake tensors of buffers whose contents the rewriting rests on."""
 
 
+@aside()
 def rewrite_graph(
     module: fx.GraphModule,
     inputs: list[Any],

@@ -1,4 +1,4 @@
-"""Mask expressions as programs: nested tuples of words and numbers, which a captured graph can hold and a kernel can inline.
+"""Masks as programs: nested tuples of words and numbers, which a captured graph can hold and a kernel can inline.
 
     j - i <= 0 and mask[b, j] != 0
 
@@ -19,10 +19,18 @@ import onnx_ir as ir
 import torch
 
 from onnx_attnfuse.attention.axes.factors import Factor, leaves, length
-from onnx_attnfuse.attention.masks import expression as ex
-from onnx_attnfuse.attention.masks.expression import Element, Expression, Index
-from onnx_attnfuse.attention.masks.traverse import parts_of
+from onnx_attnfuse.attention.masks.mask_terms import (
+    bare,
+    constant_of,
+    factor_of,
+    is_comparison,
+    linear,
+    nonzero,
+    parts_of,
+    value_of,
+)
 from onnx_attnfuse.attention.spec import AttentionSpec
+from onnx_attnfuse.certify.terms import Term
 from onnx_attnfuse.graph import sizes
 from onnx_attnfuse.graph.sizes import Dim
 from onnx_attnfuse.reasons import Refused
@@ -34,11 +42,11 @@ if TYPE_CHECKING:
 Program: TypeAlias = "tuple[Any, ...]"
 _LETTERS = "bnij"
 _WIDE = frozenset([torch.int32, torch.int64])
-_NAMES = {ex.NonZero: "nonzero", ex.Not: "not", ex.And: "and", ex.Or: "or", ex.Choice: "where"}
+_Parts: TypeAlias = "Sequence[tuple[Term, Dim]]"
 
 
 class Compiler:
-    """Turns the expressions of one attention into programs."""
+    """Turns the terms of one attention into programs."""
 
     def __init__(self, spec: AttentionSpec) -> None:
         axes = spec.axes
@@ -52,39 +60,38 @@ class Compiler:
         self.values: list[ir.Value] = []
         """The tensors that programs read, by number."""
 
-    def program(self, part: Expression) -> Program:
-        """The program of an expression.
+    def program(self, part: Term) -> Program:
+        """The program of a term.
 
         Raises:
             Refused: It applies an operator that programs lack, or a length that operands do not tell.
         """
-        match part:
-            case ex.Linear():
-                return self._sum(part)
-            case Element(value, at):
-                return ("read", self._number(value), *map(self.program, at))
-            case ex.Number(value) | ex.Truth(value):
-                return ("number", value)
-            case ex.Compare(form, equal):
-                left, right = _sides(form)
-                return ("eq" if equal else "le", self._sum(left), self._sum(right))
-            case ex.Apply(op, arguments):
-                if op not in _APPLIED:
-                    raise Refused("unreadable-mask", f"the mask applies {op}, which has no program")
-                return (op, *map(self.program, arguments))
-            case _:
-                return (_NAMES[type(part)], *map(self.program, parts_of(part)))
+        value, read = constant_of(part), nonzero(part)
+        if value is not None or part.op == "const":
+            return ("number", value if part.sort == "Real" else part.data)
+        if read is not None:
+            return ("nonzero", self._atom(read))
+        if is_comparison(part):
+            left, right = _sides(linear(part.args[0]))
+            return ("eq" if part.op == "eq0" else "le", self._sum(*left), self._sum(*right))
+        if part.op == "eq0":
+            inner = self.program(part.args[0])
+            return ("not", ("nonzero", inner)) if part.args[0].op == "element" else ("Equal", inner, ("number", 0.0))
+        if part.op == "apply" and part.data not in _APPLIED:
+            raise Refused("unreadable-mask", f"the mask applies {part.data}, which has no program")
+        if parts_of(part):
+            return ({"apply": part.data, "ite": "where"}.get(part.op, part.op), *map(self.program, parts_of(part)))
+        return self._atom(part) if part.op == "element" else self._sum(*linear(bare(part)))
 
-    def _sum(self, form: ex.Linear) -> Program:
-        terms = [(self._length(factor), self._atom(atom)) for atom, factor in form.terms]
-        if form.offset == 0 and [factor for factor, _ in terms] == [1] and isinstance(form.terms[0][0], Index):
-            return terms[0][1]
-        return ("sum", self._length(form.offset), *terms)
+    def _sum(self, parts: _Parts, rest: Dim) -> Program:
+        if rest == 0 and [(atom.op, factor) for atom, factor in parts] == [("index", 1)]:
+            return self._atom(parts[0][0])
+        return ("sum", self._length(rest), *((self._length(factor), self._atom(atom)) for atom, factor in parts))
 
-    def _atom(self, atom: Index | Element) -> Program:
-        if isinstance(atom, Element):
-            return self.program(atom)
-        place = self._places.get(atom.factor)
+    def _atom(self, atom: Term) -> Program:
+        if atom.op == "element":
+            return ("read", self._number(value_of(atom)), *map(self.program, atom.args))
+        place = self._places.get(factor_of(atom))
         if place is None:
             raise Refused("foreign-axis", "the mask has an axis that the attention does not have")
         letter, stride, size = place
@@ -116,13 +123,12 @@ class Compiler:
         return factors[0] if len(factors) == 1 else ("product", *factors)
 
 
-def _sides(form: ex.Linear) -> tuple[ex.Linear, ex.Linear]:
+def _sides(form: tuple[_Parts, Dim]) -> tuple[tuple[_Parts, Dim], tuple[_Parts, Dim]]:
     """A form that is compared with 0 as two that are compared with each other, without terms that are certainly negative."""
-    right = tuple((atom, -factor) for atom, factor in form.terms if isinstance(factor, int) and factor < 0)
-    left = tuple((atom, factor) for atom, factor in form.terms if not isinstance(factor, int) or factor >= 0)
-    if isinstance(form.offset, int):
-        return ex.Linear(left), ex.Linear(right, -form.offset)
-    return ex.Linear(left, form.offset), ex.Linear(right)
+    parts, rest = form
+    right = [(atom, -factor) for atom, factor in parts if isinstance(factor, int) and factor < 0]
+    left = [(atom, factor) for atom, factor in parts if not isinstance(factor, int) or factor >= 0]
+    return ((left, 0), (right, -rest)) if isinstance(rest, int) else ((left, rest), (right, 0))
 
 
 def uses(program: Any, letter: str) -> bool:

@@ -10,8 +10,8 @@ from torch import fx
 
 from onnx_attnfuse.attention.axes.factors import Axes, length
 from onnx_attnfuse.attention.axes.views import IndexedValue
-from onnx_attnfuse.attention.masks.expression import TRUE
 from onnx_attnfuse.attention.spec import Added, AttentionSpec, Floored, Mask, Replaced, Scaled
+from onnx_attnfuse.certify.terms import TRUE
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.reasons import Refused
 from onnx_attnfuse.training.pytorch import flex, layout, rows, runtime_calls
@@ -221,7 +221,7 @@ class Rewriter:
         for part in site.meaning.biases:
             found = bias.program(part)
             added = found if added is None else ("Add", added, found)
-        everything = site.meaning.allowed == TRUE
+        everything = site.meaning.allowed is TRUE
         blocks = self._blocks(site.spec, ("number", True) if everything else program, () if everything else read, query, key)
         arguments = (program, read, added, self._read(bias), site.spec.scale, site.spec.softcap, plan.rows, self._compiled)
         return self._emit(flex.attend, query, key, value, blocks, *arguments)

@@ -15,6 +15,7 @@ from onnx_attnfuse.attention.masks.index_reader import Reader
 from onnx_attnfuse.attention.masks.intervals import Bounds
 from onnx_attnfuse.bodies.fused_node import Body, FusedNode
 from onnx_attnfuse.bodies.table import body_of, has_body, rehearsals
+from onnx_attnfuse.certify.interned import aside
 from onnx_attnfuse.containment import Subject, collecting
 from onnx_attnfuse.graph.build import Builder, builder_for
 from onnx_attnfuse.graph.constants import attribute, has_unknown_attribute
@@ -47,6 +48,7 @@ class Decomposer:
         self.verifier = verifier
         self.names = all_names(model)
 
+    @aside()
     def go(self) -> UnfuseReport:
         """Spells out what can be, in place."""
         with collecting() as failures:

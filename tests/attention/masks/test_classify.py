@@ -13,10 +13,12 @@ import pytest
 
 import onnx_attnfuse
 from onnx_attnfuse.attention.masks.classify import Meaning, understand
-from onnx_attnfuse.attention.masks.expression import TRUE, Compare, combine, constant, negation
 from onnx_attnfuse.attention.masks.index_reader import Reader
+from onnx_attnfuse.attention.masks.mask_terms import negation
 from onnx_attnfuse.attention.match.candidates import find_candidates
 from onnx_attnfuse.attention.spec import AttentionSpec
+from onnx_attnfuse.certify.arithmetic import at_most_zero
+from onnx_attnfuse.certify.terms import ONE, TRUE, add
 from onnx_attnfuse.fusion import site as site_module
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.scopes import scopes
@@ -322,8 +324,8 @@ def test_what_is_misread_is_noticed(name: str) -> None:
 
 def test_a_triangle_that_is_one_off_is_noticed() -> None:
     spec, meaning, facts, model = _read("range and compare")
-    assert isinstance(meaning.allowed, Compare)
-    shifted = Compare(combine(meaning.allowed.form, constant(1)))
+    assert meaning.allowed.op == "le0"
+    shifted = at_most_zero(add(meaning.allowed.args[0], ONE))
     refutation = refute(spec, dataclasses.replace(meaning, allowed=shifted), facts, model.opset_imports, {})
     assert refutation is not None
     assert "was read as not seen" in refutation

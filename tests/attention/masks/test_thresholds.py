@@ -10,8 +10,10 @@ import pytest
 
 from onnx_attnfuse import thresholds
 from onnx_attnfuse.assumptions import Assumed
-from onnx_attnfuse.attention.masks.expression import Apply, Choice, Element, Expression, Number, Truth, constant
 from onnx_attnfuse.attention.masks.intervals import Bounds, outcomes
+from onnx_attnfuse.attention.masks.mask_terms import element_of
+from onnx_attnfuse.attention.masks.operators import literal, opaque
+from onnx_attnfuse.certify.terms import Term, ite, number
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.verify.tolerance import TIGHT
 
@@ -53,24 +55,29 @@ def test_the_bounds_of_types_are_those_of_numpy() -> None:
     assert np.float16(thresholds.LARGEST_FLOAT16) == np.finfo(np.float16).max
 
 
-FED = Element(ir.Value(name="fed", type=ir.TensorType(ir.DataType.FLOAT)), ())
-SELECTED = Element(ir.Value(name="selected", type=ir.TensorType(ir.DataType.BOOL)), ())
-UNDEFINED = Element(ir.Value(name="undefined", const_value=ir.tensor([0.0, math.nan])), (constant(0),))
+FLOAT = ir.DataType.FLOAT
+FED, BIAS = (element_of(ir.Value(name=name, type=ir.TensorType(FLOAT)), (), FLOAT) for name in ("fed", "bias"))
+SELECTED = element_of(ir.Value(name="selected", type=ir.TensorType(ir.DataType.BOOL)), (), ir.DataType.BOOL)
+UNDEFINED = element_of(ir.Value(name="undefined", const_value=ir.tensor([0.0, math.nan])), (number(0),), FLOAT)
+
+
+def chosen(then: float | Term, other: float | Term) -> Term:
+    return ite(SELECTED, *(item if isinstance(item, Term) else literal(item) for item in (then, other)))
 
 
 @pytest.mark.parametrize(
     ("bias", "may_mask"),
     [
-        (Number(-1000.0), True),
-        (Number(-999.0), False),
-        (Choice(SELECTED, Number(0.0), Number(-1e9)), True),
-        (Choice(SELECTED, Number(0.0), Number(-900.0)), False),
+        (literal(-1000.0), True),
+        (literal(-999.0), False),
+        (chosen(0.0, -1e9), True),
+        (chosen(0.0, -900.0), False),
         (FED, True),
-        (Number(math.nan), True),
-        (Choice(SELECTED, Number(0.0), UNDEFINED), True),
+        (literal(math.nan), True),
+        (chosen(0.0, UNDEFINED), True),
     ],
 )
-def test_a_bias_may_mask_a_key_from_minus_1000_down(bias: Expression, may_mask: bool) -> None:
+def test_a_bias_may_mask_a_key_from_minus_1000_down(bias: Term, may_mask: bool) -> None:
     assert Bounds(Facts(ir.Graph([], [], nodes=[]))).may_mask(bias) == may_mask
 
 
@@ -80,8 +87,7 @@ def test_without_the_assumption_on_fills_only_numbers_beyond_any_score_mask() ->
 
 
 def test_the_numbers_of_a_mask_are_those_of_every_choice() -> None:
-    first, second = (Choice(Truth(value=True), Number(0.0), Number(number)) for number in (-1e9, -65504.0))
-    bias = Element(ir.Value(name="bias"), ())
-    both = Apply("Add", (Apply("Add", (bias, first)), second))
+    both = opaque("Add", (opaque("Add", (BIAS, chosen(0.0, -1e9)), FLOAT), chosen(0.0, -65504.0)), FLOAT)
     assert outcomes(both) == {0.0, -1e9, -65504.0, -1e9 - 65504.0}
-    assert outcomes(Apply("Mul", (Apply("Max", (both, Number(-1e5))), Number(0.5)))) == {0.0, -32752.0, -5e4}
+    held = opaque("Max", (both, literal(-1e5)), FLOAT)
+    assert outcomes(opaque("Mul", (held, literal(0.5)), FLOAT)) == {0.0, -32752.0, -5e4}
