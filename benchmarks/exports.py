@@ -1,6 +1,6 @@
-"""Models that benchmarks export: attentions by their mask, encoders with padding, and whole models without their weights.
+"""Models that benchmarks export: attentions by their mask, and whole models without their weights.
 
-    python -m benchmarks.exports attention|encoder|whole FOLDER [--only PART]
+    python -m benchmarks.exports attention|whole FOLDER [--only PART]
 
 Batch and length are dynamic. Beside an attention lies what onnxscript makes of it. Exports that are there are used again.
 """
@@ -73,42 +73,6 @@ class Attentions(nn.Module):
         return mixed.transpose(1, 2).contiguous().flatten(2)
 
 
-class Layer(nn.Module):
-    """A layer as BERT has it; an `attention` without its two wide products."""
-
-    def __init__(self, kind: str, heads: int, size: int) -> None:
-        super().__init__()
-        width = heads * size
-        self.heads = heads
-        self.projections = nn.ModuleList([nn.Linear(width, width) for _ in range(4)])
-        self.norms = nn.ModuleList([nn.LayerNorm(width) for _ in range(2)])
-        self.wide = nn.ModuleList([nn.Linear(width, 4 * width), nn.Linear(4 * width, width)] if kind == "encoder" else [])
-
-    def forward(self, x: torch.Tensor, seen: torch.Tensor | None) -> torch.Tensor:
-        """The same for padded, (b, s, d), and nested tensors, which have no mask."""
-        *inner, outer = self.projections
-        q, k, v = (item(x).unflatten(-1, (self.heads, -1)).transpose(1, 2) for item in inner)
-        mixed = functional.scaled_dot_product_attention(q, k, v, attn_mask=seen)
-        x = self.norms[0](x + outer(mixed.transpose(1, 2).flatten(2)))
-        return self.norms[1](x + self.wide[1](functional.gelu(self.wide[0](x)))) if self.wide else x
-
-
-class Encoder(nn.Module):
-    """Several layers under one padding mask."""
-
-    def __init__(self, kind: str, heads: int, size: int) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.layers = nn.ModuleList([Layer(kind, heads, size) for _ in range(LAYERS)])
-
-    def forward(self, x: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
-        """Without a mask for nested tensors."""
-        seen = None if mask is None else (mask != 0)[:, None, None, :].expand(-1, 1, mask.shape[1], -1)
-        for layer in self.layers:
-            x = layer(x, seen)
-        return x
-
-
 def export(module: nn.Module, inputs: tuple[torch.Tensor, ...], path: pathlib.Path, **settings: Any) -> pathlib.Path:
     """Writes an export by dynamo, unless it is there."""
     if not path.exists():
@@ -142,15 +106,6 @@ def attention(folder: pathlib.Path, kind: str, heads: int, head: int, dtype: str
     return path
 
 
-def encoder(folder: pathlib.Path, kind: str, heads: int, head: int, dtype: str) -> pathlib.Path:
-    """Four layers whose inputs are padded."""
-    element, dims = getattr(torch, dtype), _dims()
-    inputs = (torch.randn(2, 48, heads * head).to(element), torch.ones(2, 48, dtype=torch.int64))
-    shapes = {"x": dims, "mask": dims}
-    path = folder / f"{kind}-{heads}x{head}-{dtype}.layers.onnx"
-    return export(Encoder(kind, heads, head).to(element), inputs, path, input_names=["x", "mask"], dynamic_shapes=shapes)
-
-
 def jobs(family: str, folder: pathlib.Path) -> dict[str, Callable[[], pathlib.Path]]:
     """What is exported of a family, by name."""
     if family == "whole":
@@ -158,14 +113,11 @@ def jobs(family: str, folder: pathlib.Path) -> dict[str, Callable[[], pathlib.Pa
 
         folder.mkdir(parents=True, exist_ok=True)
         return {name: lambda whole=whole: exports.export(whole, folder) for name, whole in zoo.models(small=False).items()}
-    make, kinds = (attention, KINDS) if family == "attention" else (encoder, ("attention", "encoder"))
-    heads = ((32, 128), (12, 64)) if family == "attention" else ((12, 64), (16, 64))
-    types = ("float16", "bfloat16", "float32") if family == "attention" else ("float16", "float32")
     return {
-        f"{kind}-{n}x{h}-{dtype}": lambda kind=kind, n=n, h=h, dtype=dtype: make(folder, kind, n, h, dtype)
-        for n, h in heads
-        for dtype in types
-        for kind in kinds
+        f"{kind}-{n}x{h}-{dtype}": lambda kind=kind, n=n, h=h, dtype=dtype: attention(folder, kind, n, h, dtype)
+        for n, h in ((32, 128), (12, 64))
+        for dtype in ("float16", "bfloat16", "float32")
+        for kind in KINDS
     }
 
 
@@ -176,7 +128,7 @@ def quiet() -> None:
 
 
 @click.command()
-@click.argument("family", type=click.Choice(["attention", "encoder", "whole"]))
+@click.argument("family", type=click.Choice(["attention", "whole"]))
 @click.argument("folder", type=pathlib.Path)
 @click.option("--only", default="", help="A part of the names.")
 def main(family: str, folder: pathlib.Path, only: str) -> None:

@@ -57,7 +57,7 @@ def test_a_command_that_is_gone_is_noticed() -> None:
 
 
 def test_a_command_that_is_there_is_found() -> None:
-    assert exists("benchmarks.on_gpu", "packing")
+    assert exists("benchmarks.on_gpu", "whole")
     assert exists("make", "drift")
     assert importlib.util.find_spec("benchmarks.on_gpu") is not None
 

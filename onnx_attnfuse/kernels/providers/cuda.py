@@ -110,7 +110,8 @@ _PACKED_TIMES: Mapping[bool, Mapping[str, float]] = {
     True: {"FLASH_ATTENTION": 0.9, "TRT_FUSED_ATTENTION": 1.2, "EFFICIENT_ATTENTION": 2.2, "MATH": 9.4},
     False: {"EFFICIENT_ATTENTION": 7.5, "MATH": 10.9},
 }
-"""Milliseconds for PackedMultiHeadAttention, from the same kernels; not measured yet (benchmarks/on_gpu/packing.py)."""
+"""Milliseconds for PackedMultiHeadAttention, from the same kernels; measured in whole models only
+(benchmarks/results/whole_forms_h200.md)."""
 _CAUSAL = 0.7
 """Share of these times that is left with the causal attribute."""
 _WINDOWED = 0.7
