@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 _EXAMPLES = [
-    Example("attnfuse convert model.onnx", "Writes model.float16.onnx, compared with the model on hostile masks."),
+    Example("attnfuse convert model.onnx", "Writes model.float16.onnx, compared with the model on adversarial masks."),
     Example("attnfuse convert model.onnx --dtype bfloat16 --keep-io-types", "In bfloat16, inputs and outputs as they were."),
 ]
 

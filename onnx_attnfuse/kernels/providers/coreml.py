@@ -1,4 +1,4 @@
-"""The CoreML provider: no operator for attention; a Where or IsNaN between goes to the CPU and cuts the model apart."""
+"""The CoreML provider: it has no operator for attention; a Where or IsNaN goes to the CPU and splits the model."""
 
 from __future__ import annotations
 

@@ -105,6 +105,6 @@ PROVIDER = ExecutionProvider(
         is_safe=True,
     ),
 )
-"""SkipLayerNormalization takes four to seven times as long as a sum and its normalization, SkipSimplifiedLayerNormalization up to
-twice (docs/decisions/0026), so none is made. Few kernels are for float16: attention is computed in float32 and
-conversions between are dropped, so that a score plus -65504 keeps the score, where a GPU rounds it away."""
+"""attnfuse writes no SkipLayerNormalization, which takes four to seven times as long as a sum and its normalization, and no
+SkipSimplifiedLayerNormalization, up to twice (docs/decisions/0026). Few kernels take float16: ONNX Runtime computes attention
+in float32 without conversions in between, so a score plus -65504 keeps the score, which a GPU rounds away."""

@@ -1,8 +1,8 @@
 """The CUDA provider of ONNX Runtime: kernels by operator and architecture, their times on an H200, and how they are switched off.
 
-The conditions of kernels are those of ONNX Runtime 1.31; docs/targets.md says how each was measured. The provider option
-`sdpa_kernel` belongs to one session; a variable of the environment counts for the whole process. So the option is taken wherever
-it can say it. It lifts the least lengths of kernels too, and where it is given, cuDNN's kernel is no longer preferred on sm90 and
+The conditions of kernels are those of ONNX Runtime 1.31; docs/targets.md has the measurements. The provider option
+`sdpa_kernel` applies to one session, an environment variable to the whole process. So attnfuse uses the option if it can express
+the choice. The option also removes minimum lengths of kernels, and with it cuDNN's kernel is no longer preferred on sm90 and
 newer (docs/policy.md).
 """
 

@@ -1,4 +1,4 @@
-"""The DirectML provider: MultiHeadAttention with a bias of full shape; much that other kernels read is not read here."""
+"""The DirectML provider: MultiHeadAttention with a bias of full shape; its kernels ignore inputs that others read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The MIGraphX provider for GPUs of AMD: contrib operators are read, and were never measured."""
+"""The MIGraphX provider for GPUs of AMD: it reads contrib operators, which were not measured."""
 
 from __future__ import annotations
 

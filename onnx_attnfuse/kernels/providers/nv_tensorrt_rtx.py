@@ -1,4 +1,4 @@
-"""TensorRT for RTX: decomposed attention is fused by TensorRT itself; GroupQueryAttention is the one contrib operator."""
+"""TensorRT for RTX: it fuses decomposed attention itself; GroupQueryAttention is its only contrib operator."""
 
 from __future__ import annotations
 

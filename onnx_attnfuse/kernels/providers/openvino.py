@@ -1,4 +1,4 @@
-"""The OpenVINO provider: decomposed attention becomes its own attention, which is as fast as MultiHeadAttention."""
+"""The OpenVINO provider: it fuses decomposed attention itself, at the speed of MultiHeadAttention."""
 
 from __future__ import annotations
 
@@ -45,5 +45,5 @@ PROVIDER = ExecutionProvider(
     mixes_up_inputs=True,
     session_options=_OPTIONS,
 )
-"""Where onnxruntime-openvino 1.24.1 takes a whole model, it hands inputs over by place and leaves out those that nobody reads.
-It cuts a model with RMSNormalization into parts that read each other, and then none loads."""
+"""If onnxruntime-openvino 1.24.1 takes a whole model, it drops unused inputs, and then passes inputs by their original index.
+It splits a model with RMSNormalization into parts that read each other, so that none loads."""

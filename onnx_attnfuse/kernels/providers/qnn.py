@@ -1,6 +1,6 @@
-"""The QNN provider for Qualcomm's NPU: contrib operators go to the CPU, and groups of decomposed nodes become one.
+"""The QNN provider for Qualcomm's NPU: contrib operators go to the CPU; it fuses groups of decomposed nodes.
 
-A factor that is one number right before Softmax becomes a part of Softmax.
+It fuses a constant factor right before Softmax into Softmax.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ PROVIDER = ExecutionProvider(
     decomposed_norms=frozenset(["GroupNormalization", "RMSNormalization"]),
     merges_into_norms=True,
 )
-"""With indices of four axes Gather gave wrong elements in the emulator, of truth values and integers of two axes, of floats of
-one, and said nothing. Numbers below float16's range are -65536 there, and beside it numbers lie 32 apart, so that scores of
-16 and more are left of a row that float32 levels. A ReduceSum of truth values after a Reshape of five axes makes no session.
-A Concat of parts that have no elements is not taken at all. RMSNormalization is wrong for some sizes; GroupNormalization makes
-no session by itself and was off by 0.3 in models. The result for Sqrt, Reciprocal and two products is also wrong, if it does
-not end the session, and LayerNormalization after a sum or product with a table that all entries share, from 16 positions on."""
+"""Faults of the emulator. Gather with indices of four axes reads wrong elements, of booleans and integers with two axes and of
+floats with one. Numbers below float16's range are -65536, where floats are 32 apart, so scores of 16 and more remain in a row
+that float32 levels. It makes no session for a ReduceSum of booleans after a Reshape to five axes, or for a Concat with an empty
+part. RMSNormalization is wrong for some sizes. GroupNormalization alone makes no session, and was off by 0.3 in models. Sqrt,
+Reciprocal and two products are wrong or make no session. LayerNormalization after a sum or product with a table that all
+entries share is wrong from 16 positions on."""

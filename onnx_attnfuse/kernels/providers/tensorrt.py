@@ -1,4 +1,4 @@
-"""The TensorRT provider: no importer for contrib operators; decomposed attention is fused by TensorRT itself."""
+"""The TensorRT provider: it has no importer for contrib operators, and fuses decomposed attention itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The Vitis AI provider for NPUs of AMD: a compiler takes the model whole. What it fuses is not known, so nothing is changed."""
+"""The Vitis AI provider for NPUs of AMD: a compiler takes the whole model, and its fusions are not known, so nothing changes."""
 
 from __future__ import annotations
 

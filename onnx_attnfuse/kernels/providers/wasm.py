@@ -14,4 +14,4 @@ PROVIDER = dataclasses.replace(
     known_from=f"the CPU's kernels compiled to WebAssembly, tested with onnxruntime-web 1.30; {cpu.PROVIDER.known_from}",
     switching=None,
 )
-"""onnxruntime-web has a name of its own for it. A page sets no variables of the environment, so no kernel is switched off."""
+"""onnxruntime-web has a name of its own for it. A page cannot set environment variables, so no kernel is switched off."""

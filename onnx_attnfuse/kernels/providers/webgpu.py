@@ -1,6 +1,6 @@
 """The WebGPU provider of ONNX Runtime, in browsers and native: masks as a bias only, and a flash kernel for wide subgroups.
 
-MultiHeadAttention and GroupQueryAttention take the flash kernel where the head size is that of the values, a multiple of 4.
+MultiHeadAttention and GroupQueryAttention run the flash kernel if both head sizes are equal, and a multiple of 4.
 """
 
 from __future__ import annotations

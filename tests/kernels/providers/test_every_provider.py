@@ -198,7 +198,7 @@ def test_a_new_provider_is_one_file_and_its_page_is_made_of_that(tmp_path: pathl
     added = provider_pages.pages().items() - before.items()
     ((path, text),) = added
     assert path.name == "tpu.md"
-    assert "Attention in float is decomposed there, the factor after the product. Known from: made up." in text
+    assert "attnfuse decomposes attention in float, with the factor after the product. Source: made up." in text
     assert "| `MultiHeadAttention` | no |" in text
 
 
