@@ -18,7 +18,7 @@ from onnx_attnfuse.attention.masks import predicates
 from onnx_attnfuse.attention.masks.biases import bias_kinds, with_slopes
 from onnx_attnfuse.attention.masks.index_reader import Reader
 from onnx_attnfuse.attention.masks.mask_terms import conjuncts, constant_of, disjunction, negation, parts_of, position, truth
-from onnx_attnfuse.attention.masks.operators import literal
+from onnx_attnfuse.attention.masks.operators import literal, product
 from onnx_attnfuse.attention.masks.predicates import Causal, Other, Predicate
 from onnx_attnfuse.attention.masks.printer import Printer
 from onnx_attnfuse.attention.spec import Added, AttentionSpec, Gain, Mask, Replaced, RowRule, Scaled, step_gains
@@ -178,22 +178,11 @@ def _multiplied(part: Term, gain: float) -> Term:
         return part
     if part.data == "Add":
         return _applied("Add", *(_multiplied(argument, gain) for argument in part.args))
-    return _product(part, gain) or _applied("Mul", part, literal(gain))
+    return product(part, gain) or _applied("Mul", part, literal(gain))
 
 
 def _applied(op: str, *items: Term) -> Term:
     return make("apply", "Real", items, op)
-
-
-def _product(part: Term, gain: float) -> Term | None:
-    """A number, or a choice between numbers, times another; rounded numbers are not rounded again."""
-    value = constant_of(part)
-    if value is not None:
-        return literal(value * gain)
-    if part.op == "ite":
-        chosen, other = (_product(item, gain) for item in part.args[1:])
-        return None if chosen is None or other is None else ite(part.args[0], chosen, other)
-    return ite(truth(part.args[0]), literal(0.0), literal(gain)) if part.data == "Complement" else None
 
 
 def element(indexed: IndexedValue, reader: Reader) -> Term:

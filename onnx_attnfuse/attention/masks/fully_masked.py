@@ -30,7 +30,7 @@ from onnx_attnfuse.attention.masks.classify import Meaning, element, keep_condit
 from onnx_attnfuse.attention.masks.index_reader import Reader
 from onnx_attnfuse.attention.masks.intervals import Bounds, Interval, added
 from onnx_attnfuse.attention.masks.mask_terms import conjuncts, parts_of
-from onnx_attnfuse.attention.masks.operators import float_of
+from onnx_attnfuse.attention.masks.operators import branches, float_of
 from onnx_attnfuse.attention.masks.rounded_sums import (
     ROUNDED_AWAY,
     is_near_next_float,
@@ -350,14 +350,5 @@ def rows_disagree(mask: IndexedValue, reader: Reader, bounds: Bounds, opset: int
     lowest = LOWEST_FLOAT32 if dtype is None else -largest(dtype)
     if bounds.of(mask.value)[0] > lowest:
         return False
-    numbers = _numbers(element(mask, reader))
-    return numbers is None or any(-math.inf < number <= lowest for number in numbers)
-
-
-def _numbers(part: Term) -> frozenset[float] | None:
-    """The numbers that a term chooses from, or None if it is no choice of numbers."""
-    if part.op == "ite":
-        chosen, other = map(_numbers, part.args[1:])
-        return None if chosen is None or other is None else chosen | other
-    value = float_of(part)
-    return None if value is None else frozenset([value])
+    numbers = map(float_of, branches(element(mask, reader)))
+    return any(number is None or -math.inf < number <= lowest for number in numbers)

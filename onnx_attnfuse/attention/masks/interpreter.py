@@ -13,6 +13,7 @@ import onnx_ir as ir
 
 from onnx_attnfuse.attention.axes.factors import Factor
 from onnx_attnfuse.attention.masks.mask_terms import bare, constant_of, factor_of, linear, value_of
+from onnx_attnfuse.attention.masks.operators import NUMBERS, RELATIONS
 from onnx_attnfuse.certify.terms import Term
 from onnx_attnfuse.graph import sizes
 from onnx_attnfuse.thresholds import MASKS
@@ -90,20 +91,12 @@ def _any(*items: Array) -> Array:
 
 
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
+    **NUMBERS,
+    **{op: function for op, (function, _) in RELATIONS.items()},
     "Abs": np.abs,
-    "Add": np.add,
     "Complement": functools.partial(np.subtract, 1),
-    "Equal": np.equal,
     "Exp": np.exp,
-    "Greater": np.greater,
-    "GreaterOrEqual": np.greater_equal,
-    "Less": np.less,
-    "LessOrEqual": np.less_equal,
-    "Max": np.maximum,
-    "Min": np.minimum,
-    "Mul": np.multiply,
     "Neg": np.negative,
-    "Sub": np.subtract,
     "Unmasked": functools.partial(np.less, MASKS),
     "and": _all,
     "eq0": np.logical_not,

@@ -10,13 +10,14 @@ import itertools
 import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
 
 import numpy as np
 import onnx_ir as ir
 
 from onnx_attnfuse.attention.axes.views import IndexedValue
 from onnx_attnfuse.attention.masks.mask_terms import bare, constant_of, value_of
-from onnx_attnfuse.attention.masks.operators import float_of
+from onnx_attnfuse.attention.masks.operators import branches, float_of
 from onnx_attnfuse.attention.spec import Added, Floored, Gain, Mask, Replaced, Scaled
 from onnx_attnfuse.certify.terms import Term
 from onnx_attnfuse.graph.constants import attribute, constant_array, constant_tensor, given, is_standard
@@ -26,6 +27,7 @@ from onnx_attnfuse.thresholds import LARGEST_FLOAT16, MASKS, ORDINARY
 
 Interval = tuple[float, float]
 
+_Operand = TypeVar("_Operand")
 _ANY: Interval = (-math.inf, math.inf)
 _ORDINARY: Interval = (-ORDINARY, ORDINARY)
 """The interval of activations and weights: the scores that they are added to are no larger."""
@@ -107,15 +109,12 @@ class Bounds:
         if part.op == "element":
             return self.of(value_of(part))
         if part.op == "ite":
-            return _union(*map(self.of_term, part.args[1:]))
+            return _union(*map(self.of_term, branches(part)))
         if part.op != "apply":
             return _UNIT if part.sort == "Bool" else self._ordinary
         if part.data == "Complement":
             return _subtract((1.0, 1.0), self.of_term(part.args[0]))
-        combined = _COMBINED.get(part.data)
-        if combined is None:
-            return _ANY if part.data in _UNBOUNDED else self._ordinary
-        return combined(*(self.of_term(part.args[index]) for index in _READ[part.data] if index < len(part.args)))
+        return self._combined(part.data, part.args, self.of_term)
 
     @property
     def _ordinary(self) -> Interval:
@@ -146,7 +145,7 @@ class Bounds:
             fill = attribute(node, "value")
             number = 0.0 if fill is None else float(fill.numpy().flat[0])
             return _between(number, number)
-        if op in _UNBOUNDED or attribute(node, "reduction", "none") != "none":
+        if attribute(node, "reduction", "none") != "none":
             return _ANY
         inputs = [item for item in node.inputs if item is not None]
         if op == "Clip":
@@ -154,10 +153,14 @@ class Bounds:
             return _minimum(lifted, self._option(node, 2, "max", math.inf))
         if op == "Pad":
             return _union(self.of(inputs[0], depth), self._option(node, 2, "value", 0.0))
-        read = _READ.get(op)
-        if read is None:
-            return self._ordinary
-        return _COMBINED[op](*(self.of(inputs[index], depth) for index in read if index < len(inputs)))
+        return self._combined(op, inputs, lambda value: self.of(value, depth))
+
+    def _combined(self, op: str, operands: Sequence[_Operand], of: Callable[[_Operand], Interval]) -> Interval:
+        """The interval of a result, from those of the operands that decide."""
+        if op not in _COMBINED:
+            return _ANY if op in _UNBOUNDED else self._ordinary
+        combine, places = _COMBINED[op]
+        return combine(*(of(operands[place]) for place in places if place < len(operands)))
 
     def _option(self, node: ir.Node, place: int, name: str, default: float) -> Interval:
         """The interval of an argument that is an input in newer opsets and an attribute in older ones."""
@@ -194,7 +197,7 @@ def outcomes(part: Term) -> frozenset[float]:
     if value is not None:
         return frozenset([value])
     if part.op == "ite":
-        return frozenset[float]().union(*map(outcomes, part.args[1:]))
+        return frozenset[float]().union(*map(outcomes, branches(part)))
     if part.data in _OUTCOMES and len(part.args) == 2:
         return frozenset(_OUTCOMES[part.data](*pair) for pair in itertools.product(*map(outcomes, part.args)))
     return frozenset([0.0])
@@ -243,26 +246,18 @@ def _minimum(*parts: Interval) -> Interval:
 
 
 _UNBOUNDED = frozenset(["Log", "Reciprocal"])
-_COMBINED: dict[str, Callable[..., Interval]] = {
-    **dict.fromkeys(_MOVING | _EXTREMES, _union),
-    "Add": added,
-    "Concat": _union,
-    "Div": _divide,
-    "Max": _maximum,
-    "Min": _minimum,
-    "Mul": _multiply,
-    "Neg": _negative,
-    "ScatterElements": _union,
-    "ScatterND": _union,
-    "Sub": _subtract,
-    "Trilu": _with_zero,
-    "Where": _union,
+_COMBINED: dict[str, tuple[Callable[..., Interval], Sequence[int]]] = {
+    **dict.fromkeys(_MOVING | _EXTREMES, (_union, (0,))),
+    **dict.fromkeys(["ScatterElements", "ScatterND"], (_union, (0, 2))),
+    "Add": (added, (0, 1)),
+    "Concat": (_union, range(64)),
+    "Div": (_divide, (0, 1)),
+    "Max": (_maximum, range(64)),
+    "Min": (_minimum, range(64)),
+    "Mul": (_multiply, (0, 1)),
+    "Neg": (_negative, (0,)),
+    "Sub": (_subtract, (0, 1)),
+    "Trilu": (_with_zero, (0,)),
+    "Where": (_union, (1, 2)),
 }
-_READ: dict[str, Sequence[int]] = {
-    **dict.fromkeys([*_MOVING, *_EXTREMES, "Neg", "Trilu"], (0,)),
-    **dict.fromkeys(["Add", "Div", "Mul", "Sub"], (0, 1)),
-    **dict.fromkeys(["Concat", "Max", "Min"], range(64)),
-    **dict.fromkeys(["ScatterElements", "ScatterND"], (0, 2)),
-    "Where": (1, 2),
-}
-"""Which inputs of an operator decide."""
+"""The interval of a result, and which inputs decide."""

@@ -15,8 +15,9 @@ from typing import Any
 import onnx_ir as ir
 
 from onnx_attnfuse.attention.axes.factors import Axis, Factor, leaves
-from onnx_attnfuse.attention.masks.operators import float_of, is_measure, is_nonzero
+from onnx_attnfuse.attention.masks.operators import branches, float_of, is_measure, is_nonzero
 from onnx_attnfuse.certify import arithmetic, terms
+from onnx_attnfuse.certify.arrays import Unsupported
 from onnx_attnfuse.certify.terms import ONE, TRUE, ZERO, Term, add, conjoin, make, multiply, number, subtract
 from onnx_attnfuse.graph import sizes
 from onnx_attnfuse.graph.sizes import Dim, Size
@@ -39,6 +40,9 @@ class Name(str):
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Name) and self.of is other.of
 
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
     def __hash__(self) -> int:
         return hash(self.of)
 
@@ -49,8 +53,14 @@ def name_of(value: ir.Value) -> Name:
 
 
 def value_of(element: Term) -> ir.Value:
-    """The value that an element is read from."""
-    found: ir.Value = element.data.of
+    """The value that an element is read from.
+
+    Raises:
+        Unsupported: It is of none, as a place that only a run shows.
+    """
+    found = element.data.of if isinstance(element.data, Name) else None
+    if not isinstance(found, ir.Value):
+        raise Unsupported(f"the value of {element.data}")
     return found
 
 
@@ -229,23 +239,14 @@ def conjuncts(part: Term) -> tuple[Term, ...]:
 
 def zero_or(part: Term) -> float | None:
     """The one number that a number certainly is where it is not 0; 1 for a truth value, None if that is not known."""
-    numbers = {1.0} if is_binary(part) else _numbers(part) - {0.0}
-    return numbers.pop() if len(numbers) == 1 and math.isfinite(min(numbers)) else None
-
-
-def _numbers(part: Term) -> set[float]:
-    """All numbers that a choice is among; none known, and more than one, where it is something else."""
-    if part.op == "ite":
-        return _numbers(part.args[1]) | _numbers(part.args[2])
-    value = float_of(part)
-    return {math.nan, math.inf} if value is None else {value}
+    numbers = {1.0} if is_binary(part) else set(map(float_of, branches(part))) - {0.0}
+    value = numbers.pop() if len(numbers) == 1 else None
+    return value if value is not None and math.isfinite(value) else None
 
 
 def is_binary(part: Term) -> bool:
     """Whether a number is certainly 0 or 1."""
-    if part.op == "ite":
-        return all(map(is_binary, part.args[1:]))
-    return part.sort == "Bool" or constant_of(part) in {0.0, 1.0}
+    return all(branch.sort == "Bool" or constant_of(branch) in {0.0, 1.0} for branch in branches(part))
 
 
 def parts_of(part: Term) -> tuple[Term, ...]:

@@ -31,10 +31,11 @@ _NARROW = {
     ir.DataType.UINT64: (0, (1 << 64) - 1),
 }
 """Integer types that wrap around at numbers which positions and their differences may reach."""
-_NUMBERS: dict[str, Callable[..., Any]] = {
+NUMBERS: dict[str, Callable[..., Any]] = {
     "Add": np.add, "Div": np.divide, "Max": np.maximum, "Min": np.minimum, "Mul": np.multiply, "Sub": np.subtract,
 }  # fmt: skip
-_RELATIONS: dict[str, tuple[Callable[..., Any], Callable[[Term, Term], Term]]] = {
+"""Operators on two numbers."""
+RELATIONS: dict[str, tuple[Callable[..., Any], Callable[[Term, Term], Term]]] = {
     "Equal": (np.equal, arithmetic.equals),
     "Greater": (np.greater, lambda left, right: arithmetic.below(right, left)),
     "GreaterOrEqual": (np.greater_equal, lambda left, right: arithmetic.at_most(right, left)),
@@ -59,7 +60,7 @@ def apply(op: str, items: Sequence[Term], dtype: ir.DataType) -> Term:
     found = _simplified(op, items)
     if found is None or not fits(found, dtype) or not is_read(found):
         return opaque(op, items, dtype)
-    return _stored(found, dtype) if dtype in FLOATS and op in _NUMBERS else found
+    return _stored(found, dtype) if dtype in FLOATS and op in NUMBERS else found
 
 
 def opaque(op: str, items: Sequence[Term], dtype: ir.DataType) -> Term:
@@ -74,6 +75,19 @@ def drawn(term: Term) -> Term:
         return term
     (choice,) = choices
     return ite(choice.args[0], *(drawn(terms.substitute(term, {choice: part})) for part in choice.args[1:]))
+
+
+def branches(term: Term) -> list[Term]:
+    """The terms that a choice is among; the term itself if it is none."""
+    return [branch for part in term.args[1:] for branch in branches(part)] if term.op == "ite" else [term]
+
+
+def mapped(term: Term, change: Callable[[Term], Term | None]) -> Term | None:
+    """A choice between the results for what it is among; None if one of them is None."""
+    if term.op != "ite":
+        return change(term)
+    chosen, other = (mapped(part, change) for part in term.args[1:])
+    return None if chosen is None or other is None else ite(term.args[0], chosen, other)
 
 
 def is_read(term: Term) -> bool:
@@ -139,10 +153,15 @@ def literal(value: float) -> Term:
     return terms.NAN if math.isnan(value) else INF if value > 0 else terms.NINF
 
 
+def product(term: Term, factor: float) -> Term | None:
+    """A number, or a choice between numbers, times another; None if it is something else."""
+    return _binary("Mul", term, literal(factor))
+
+
 def fits(term: Term, dtype: ir.DataType) -> bool:
     """Whether index arithmetic stays exact in an element type, at every index and size."""
     if term.op == "ite":
-        return all(fits(part, dtype) for part in term.args[1:])
+        return all(fits(part, dtype) for part in branches(term))
     form = term.args[0] if term.op == "real" else term
     if form.sort != "Int" or form.op in {"element", "apply"} or (dtype not in _NARROW and dtype not in HALVES):
         return True
@@ -153,11 +172,11 @@ def fits(term: Term, dtype: ir.DataType) -> bool:
 def _simplified(op: str, items: Sequence[Term]) -> Term | None:
     if op == "Where":
         return ite(items[0], _given(items[0], items[1]), _given(negate(items[0]), items[2]))
-    if op in _RELATIONS and len(items) == 2:
+    if op in RELATIONS and len(items) == 2:
         return _relation(op, items[0], items[1])
     if len(items) == 1:
         return _unary(op, items[0])
-    return _binary(op, items[0], items[1]) if op in _NUMBERS and len(items) == 2 else None
+    return _binary(op, items[0], items[1]) if op in NUMBERS and len(items) == 2 else None
 
 
 def is_nonzero(term: Term) -> Term:
@@ -233,10 +252,11 @@ def form_of(term: Term) -> Term | None:
 
 
 def _relation(op: str, left: Term, right: Term) -> Term | None:
-    for first, second, flipped in ((left, right, False), (right, left, True)):
-        if first.op == "ite":
-            return _chosen(first.args[0], [_relation(op, *_pair(part, second, flipped)) for part in first.args[1:]])
-    on_numbers, on_forms = _RELATIONS[op]
+    if left.op == "ite":
+        return mapped(left, lambda part: _relation(op, part, right))
+    if right.op == "ite":
+        return mapped(right, lambda part: _relation(op, left, part))
+    on_numbers, on_forms = RELATIONS[op]
     one, two = float_of(left), float_of(right)
     if one is not None and two is not None:
         return terms.truth(bool(on_numbers(one, two)))
@@ -244,16 +264,11 @@ def _relation(op: str, left: Term, right: Term) -> Term | None:
     return None if first is None or second is None else on_forms(first, second)
 
 
-def _pair(one: Term, other: Term, flipped: bool) -> tuple[Term, Term]:
-    return (other, one) if flipped else (one, other)
-
-
 def _unary(op: str, term: Term) -> Term | None:
     if op == "Neg":
         return _binary("Mul", term, number(-1, term.sort))
     if op == "Log" and term.op == "ite":
-        parts = [_unary(op, part) for part in term.args[1:]]
-        return None if parts[0] is None or parts[1] is None else ite(term.args[0], parts[0], parts[1])
+        return mapped(term, lambda part: _unary(op, part))
     value = float_of(term)
     if op == "Log" and value is not None and value >= 0:
         return literal(math.log(value) if value else -math.inf)
@@ -264,21 +279,19 @@ def _binary(op: str, left: Term, right: Term) -> Term | None:
     one, two = float_of(left), float_of(right)
     if one is not None and two is not None:
         with np.errstate(all="ignore"):
-            return literal(float(_NUMBERS[op](one, two))) if op != "Div" or two else None
+            return literal(float(NUMBERS[op](one, two))) if op != "Div" or two else None
     if left.op == right.op == "ite" and left.args[0] is right.args[0]:
-        return _chosen(left.args[0], [_binary(op, *pair) for pair in zip(left.args[1:], right.args[1:], strict=True)])
-    for first, second, flipped in ((left, right, False), (right, left, True)):
-        if first.op == "ite" and (float_of(second) is not None or second.op == "real"):
-            return _chosen(first.args[0], [_binary(op, *_pair(part, second, flipped)) for part in first.args[1:]])
+        chosen, other = (_binary(op, *pair) for pair in zip(left.args[1:], right.args[1:], strict=True))
+        return None if chosen is None or other is None else ite(left.args[0], chosen, other)
+    if left.op == "ite" and (two is not None or right.op == "real"):
+        return mapped(left, lambda part: _binary(op, part, right))
+    if right.op == "ite" and (one is not None or left.op == "real"):
+        return mapped(right, lambda part: _binary(op, left, part))
     found = _complement(op, left, right) or _bounded_sum(op, left, right)
     if found is None and left.op == right.op == "real" and op in _ON_FORMS:
         found = to_real(_ON_FORMS[op](left.args[0], right.args[0]))
         return found if is_read(found) else None
     return _neutral(op, left, right) if found is None else found
-
-
-def _chosen(condition: Term, parts: Sequence[Term | None]) -> Term | None:
-    return None if parts[0] is None or parts[1] is None else ite(condition, parts[0], parts[1])
 
 
 _ON_FORMS = {"Add": terms.add, "Sub": terms.subtract, "Mul": terms.multiply}
@@ -296,22 +309,12 @@ def _bounded_sum(op: str, left: Term, right: Term) -> Term | None:
 def _total(term: Term) -> Term | None:
     """A sum of choices between numbers as one choice between few numbers; None if it is something else."""
     if term.op == "ite":
-        return _chosen(term.args[0], [_total(part) for part in term.args[1:]])
+        return mapped(term, _total)
     if term.op == "apply" and term.data == "Add":
         one, two = map(_total, term.args)
-        return None if one is None or two is None or _count(one) * _count(two) > _MAX_NUMBERS else _plus(one, two)
+        is_small = one is not None and two is not None and len(branches(one)) * len(branches(two)) <= _MAX_NUMBERS
+        return mapped(one, lambda part: _binary("Add", part, two)) if one is not None and two is not None and is_small else None
     return None if float_of(term) is None else term
-
-
-def _count(term: Term) -> int:
-    return sum(map(_count, term.args[1:])) if term.op == "ite" else 1
-
-
-def _plus(one: Term, two: Term) -> Term | None:
-    """The sum of two choices between numbers, which are the first's branches with the second in each."""
-    if one.op != "ite":
-        return _binary("Add", one, two)
-    return _chosen(one.args[0], [_plus(part, two) for part in one.args[1:]])
 
 
 def _complement(op: str, left: Term, right: Term) -> Term | None:

@@ -13,6 +13,7 @@ from onnx_attnfuse.attention.masks.classify import element, split_added
 from onnx_attnfuse.attention.masks.index_reader import Reader
 from onnx_attnfuse.attention.masks.intervals import Bounds, outcomes
 from onnx_attnfuse.attention.masks.mask_terms import bare, elements_of, value_of
+from onnx_attnfuse.attention.masks.operators import branches
 from onnx_attnfuse.attention.spec import Added, Gain, Mask, MaskStep, Scaled, step_gains
 from onnx_attnfuse.certify.terms import Term, make
 from onnx_attnfuse.graph.constants import constant_tensor
@@ -92,7 +93,7 @@ def lowest_sum(step: Added, reader: Reader, bounds: Bounds) -> float:
 
 def _lowest_sum(part: Term, bounds: Bounds) -> float:
     if part.op == "ite":
-        return min(_lowest_sum(item, bounds) for item in part.args[1:])
+        return min(_lowest_sum(branch, bounds) for branch in branches(part))
     if part.data == "Add":
         return sum(_lowest_sum(argument, bounds) for argument in part.args)
     low = bounds.of_term(part)[0]

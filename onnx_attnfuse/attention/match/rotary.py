@@ -273,8 +273,8 @@ class _Rotated:
             return None
         run = ChannelExecution(facts, self._lengths, {value}, reads_floats=False)
         term = run.array(value).at(*place)
-        above = value_of(term) if term.op == "element" and isinstance(term.data, Name) else None
-        if above is None or above is value:
+        above = term.data.of if term.op == "element" and isinstance(term.data, Name) else None
+        if not isinstance(above, ir.Value) or above is value:
             return None
         is_cut = (
             node.op_type in _CUTS and not self._lengths_of(above, term.args).items() <= self._lengths_of(value, place).items()

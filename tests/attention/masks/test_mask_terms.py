@@ -18,7 +18,8 @@ from onnx_attnfuse.attention.masks import mask_terms
 from onnx_attnfuse.attention.masks.interpreter import Evaluator
 from onnx_attnfuse.attention.masks.mask_terms import disjunction, element_of, index, negation, normal, position, truth
 from onnx_attnfuse.certify.arithmetic import at_most, below, equals
-from onnx_attnfuse.certify.terms import FALSE, TRUE, Term, add, conjoin, disjoin, ite, multiply, negate, number
+from onnx_attnfuse.certify.arrays import Unsupported
+from onnx_attnfuse.certify.terms import FALSE, TRUE, Term, add, conjoin, disjoin, element, ite, multiply, negate, number
 from onnx_attnfuse.graph import sizes
 
 ROWS, KEYS = Factor(3), Factor(4)
@@ -85,6 +86,14 @@ def test_values_of_one_name_are_two() -> None:
     assert read[0] is read[2]
     assert read[0] is not read[1]
     assert [mask_terms.value_of(item) for item in read] == [one, other, one]
+    assert read[0].data != read[1].data
+
+
+def test_a_place_that_only_a_run_shows_is_of_no_value() -> None:
+    rows = mask_terms.Name("rows", ir.Node("", "Slice", [None]))
+    for name in ("place", rows):
+        with pytest.raises(Unsupported):
+            mask_terms.value_of(element(name, "Int", (KEY,)))
 
 
 def test_a_position_is_that_along_the_factors_of_an_axis() -> None:
