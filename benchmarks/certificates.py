@@ -41,7 +41,7 @@ RUNS_EVERY = 8
 
 
 def _fused(model: pathlib.Path, folder: str, **choices: Any) -> tuple[pathlib.Path, onnx_attnfuse.Report]:
-    result = onnx_attnfuse.optimize(model, verify="none", **choices)
+    result = onnx_attnfuse.optimize(model, verify="none", provable=True, **choices)
     out = pathlib.Path(folder) / model.name
     result.save(out)
     return out, result.report
@@ -186,10 +186,10 @@ Work = tuple[Callable[..., Iterator[Record]], tuple[Any, ...], dict[str, Any]]
 
 def _work(options: argparse.Namespace, known: Sequence[Record]) -> Iterator[Work]:
     """What is still to be measured: a function that gives records, and its arguments."""
-    done = (
-        {item["model"] for item in known if item["set"] == (options.name or item["set"])} if options.what == "proofs" else set()
-    )
-    if options.what in {"findings", "layers"}:
+    done = set[str]()
+    if options.what == "proofs":
+        done = {item["model"] for item in known if item["set"] == (options.name or item["set"])}
+    elif options.what in {"findings", "layers"}:
         done = {item["model"] for item in known}
     if options.what == "layers":
         yield from ((layers, (model,), {}) for model in options.paths[1:] if model.stem not in done)

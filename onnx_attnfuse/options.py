@@ -132,6 +132,8 @@ class Options(Choices):
     when needed."""
     unproved: tuple[str, ...] = dataclasses.field(default=(), metadata={"command": False})
     """Values whose computation stays unchanged because no proof of another was found."""
+    provable: bool = dataclasses.field(default=False, metadata={"command": False})
+    """Write no form that certificates cannot prove, as windows in blocks. On with --require-proof."""
     pictures: bool = dataclasses.field(default=False, metadata={"command": False})
     """Draw each attention before and after, and its mask, for the HTML report. Takes about as long again as finding them."""
     progress: Progress = dataclasses.field(default=_no_progress, repr=False, compare=False, metadata={"command": False})

@@ -93,6 +93,7 @@ def proved(model: pathlib.Path, options: Options, wanted: Wanted) -> Result:
     import onnx_attnfuse
     from onnx_attnfuse.certify.certificate import certify
 
+    options = dataclasses.replace(options, provable=wanted.require_proof)
     result = onnx_attnfuse.optimize(model, options=options)
     for _ in range(_MAX_ROUNDS if wanted.require_proof else 0):
         names = {name for claim in certify(model, result.model, wanted.solver).open for name in claim.sites}

@@ -122,7 +122,9 @@ class Run:
         by_rows = options.target == packed.NAME and "packed-rows" in device.provider.pays
         chosen = options.padding, lengths, options.always, "auto" if by_rows else options.target
         captured, dtype = options.cuda_graph, self.dtype
-        self.plan_context = PlanContext(device, *chosen, dtype=dtype, taken=taken, captured=captured, conformance=table)
+        self.plan_context = PlanContext(
+            device, *chosen, dtype=dtype, taken=taken, provable=options.provable, captured=captured, conformance=table
+        )
         self.names = all_names(model)
         self.opset = Opset(model, asked=options.target == "onnx.Attention")
 

@@ -9,7 +9,7 @@ from typing import get_args
 
 import onnx_ir as ir
 
-from onnx_attnfuse.assumptions import ASSUMPTIONS, Assumed, AssumptionName
+from onnx_attnfuse.assumptions import ASSUMPTIONS, Assumed
 from onnx_attnfuse.attention.axes.factors import length
 from onnx_attnfuse.attention.masks.classify import Meaning
 from onnx_attnfuse.attention.spec import AttentionSpec
@@ -95,6 +95,8 @@ class PlanContext:
     """Plan as if attention was computed in this type; the built nodes have its own type all the same, and are of no use."""
     taken: Assumed = dataclasses.field(default_factory=Assumed)
     """The assumptions."""
+    provable: bool = False
+    """Forms that certificates cannot prove are left out."""
     captured: bool = False
     """The model is to be captured, so that nothing is tested at run time."""
     conformance: Conformance | None = None
@@ -201,7 +203,9 @@ def _plans(
         always = [item for item in exact if item.target is target]
         if always:
             together = [item for item in some if item.target is target or not (target.ALONE or item.target.ALONE)]
-            yield target, _plan(min(always, key=lambda item: item.time), together, spec, plan_context)
+            whole = [item for item in always if item.encoding.band is None]  # blocks may be refused when they are built
+            best = dict.fromkeys(min(forms, key=lambda item: item.time) for forms in (always, whole) if forms)
+            yield from ((target, _plan(main, together, spec, plan_context)) for main in best)
         elif plan_context.kernels is not None and (assumed := _vouched(target, some, spec, plan_context)) is not None:
             yield target, Plan(assumed)
         elif name_of(target) in wrong:
@@ -236,6 +240,8 @@ def _lowerings(
     found, wrong, device = list[Lowering](), dict[str, Reason](), plan_context.device
     for target in takers:
         for encoding in target.encodings(spec, meaning):
+            if encoding.band is not None and plan_context.provable:
+                continue
             reason = why_wrong(params_of(spec, encoding, target), plan_context) or _failure(spec, encoding, target, plan_context)
             if reason is not None:
                 wrong.setdefault(name_of(target), reason)
@@ -247,7 +253,9 @@ def _lowerings(
 def _is_taken(encoding: MaskEncoding, target: Target, device: Device) -> bool:
     """Whether kernels of a target on a device take an encoding of a mask."""
     found = support(name_of(target), device.provider)
-    return not isinstance(found, Reason) and encoding.mask in found.masks and (found.causal or not encoding.causal)
+    if isinstance(found, Reason) or (encoding.band is not None and found.blocks_time is None):
+        return False
+    return encoding.mask in found.masks and (found.causal or not encoding.causal)
 
 
 def why_wrong(params: AttentionParams, plan_context: PlanContext) -> Reason | None:
@@ -261,17 +269,6 @@ def why_wrong(params: AttentionParams, plan_context: PlanContext) -> Reason | No
         return reason
     message = f"{params.op} is right on {plan_context.device.ep} only if {ASSUMPTIONS[name]}, which is not assumed"
     return Reason("wrong-on-device", message)
-
-
-def assumed_of(plan: Plan, spec: AttentionSpec, device: Device) -> tuple[AssumptionName, ...]:
-    """The assumptions of a plan on the device."""
-    names: dict[AssumptionName, None] = {}
-    for item in (plan.main, *plan.faster):
-        found = support(name_of(item.target), device.provider)
-        if not isinstance(found, Reason) and found.assumes is not None:
-            name = found.assumes(params_of(spec, item.encoding, item.target))
-            names |= {} if name is None else {name: None}
-    return tuple(names)
 
 
 def _failure(spec: AttentionSpec, encoding: MaskEncoding, target: Target, plan_context: PlanContext) -> Reason | None:
@@ -329,6 +326,7 @@ def params_of(spec: AttentionSpec, encoding: MaskEncoding, target: Target) -> At
         grouped=length(shared_heads(spec)) != length(axes.n),
         capped=spec.softcap is not None or spec.sink is not None,
         op=name_of(target),
+        band=encoding.band,
     )
 
 

@@ -6,11 +6,12 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import get_args
 
+from onnx_attnfuse.assumptions import AssumptionName
 from onnx_attnfuse.attention.axes.factors import leaves, length
 from onnx_attnfuse.attention.match.candidates import Candidate
 from onnx_attnfuse.attention.roles import Role, Roles
 from onnx_attnfuse.attention.spec import AttentionSpec
-from onnx_attnfuse.fusion.plan import FASTER_FROM, Lowering, Plan
+from onnx_attnfuse.fusion.plan import FASTER_FROM, Lowering, Plan, params_of
 from onnx_attnfuse.graph.constants import attribute
 from onnx_attnfuse.graph.ops import CONTRIB
 from onnx_attnfuse.graph.scopes import Scope
@@ -18,8 +19,10 @@ from onnx_attnfuse.graph.uses import label, module_of
 from onnx_attnfuse.kernels.device import Device
 from onnx_attnfuse.kernels.forecast import Forecast, Speedup
 from onnx_attnfuse.kernels.operators import qualified
+from onnx_attnfuse.kernels.support import support
 from onnx_attnfuse.reasons import Reason
 from onnx_attnfuse.report.model import Kernel, LaterKernel, NodesOfRole, RoundingReport, SiteReport, Status
+from onnx_attnfuse.targets import name_of
 
 
 def unfused(candidate: Candidate, scope: Scope) -> SiteReport:
@@ -148,3 +151,14 @@ def _steps(found: Forecast | None, *conditions: str | None) -> Iterator[LaterKer
     while found is not None:
         yield LaterKernel(found.kernel, " and ".join(filter(None, (*conditions, found.needs))) or None)
         found = found.otherwise
+
+
+def assumed_of(plan: Plan, spec: AttentionSpec, device: Device) -> tuple[AssumptionName, ...]:
+    """The assumptions of a plan on the device."""
+    names: dict[AssumptionName, None] = {}
+    for item in (plan.main, *plan.faster):
+        found = support(name_of(item.target), device.provider)
+        if not isinstance(found, Reason) and found.assumes is not None:
+            name = found.assumes(params_of(spec, item.encoding, item.target))
+            names |= {} if name is None else {name: None}
+    return tuple(names)

@@ -16,9 +16,9 @@ from onnx_attnfuse.containment import Subject
 from onnx_attnfuse.fusion.build_site import Built, SiteBuilder
 from onnx_attnfuse.fusion.commit import check_apart, check_lengths, check_shape_users, commit
 from onnx_attnfuse.fusion.foreign import why_foreign
-from onnx_attnfuse.fusion.plan import Plan, PlanContext, assumed_of
+from onnx_attnfuse.fusion.plan import Plan, PlanContext
 from onnx_attnfuse.fusion.plan_policy import preferred_plans
-from onnx_attnfuse.fusion.report_site import as_wanted, kept, kernel_of, kernel_of_forecast, unfused
+from onnx_attnfuse.fusion.report_site import as_wanted, assumed_of, kept, kernel_of, kernel_of_forecast, unfused
 from onnx_attnfuse.fusion.runtime_dispatch import Guards
 from onnx_attnfuse.graph.order import NodeOrder
 from onnx_attnfuse.graph.uses import label
@@ -112,6 +112,7 @@ class SiteFuser:
         foreseen = spec if plan_context.dtype is None else dataclasses.replace(spec, dtype=plan_context.dtype)
         plans, refusals = preferred_plans(foreseen, meaning, plan_context, self.policy, self.context)
         reasons: list[Reason] = []
+        slower: tuple[Reason, ...] = ()
         for plan in plans:
             wanted = device.provider.unfused_form if plan.main.target is UNFUSED else None
             if wanted is not None and is_in_place(spec, wanted) and keeps_rows(spec, meaning, self.context):
@@ -129,8 +130,10 @@ class SiteFuser:
                 self.order.add(edit.added, anchor_of(spec))
                 built = site
             if built is not None:
+                built = dataclasses.replace(built, reasons=(*slower, *built.reasons))
                 return self._connected(node, spec, built, found, plan_context, edit)
             reasons += [] if part.reason is None else [part.reason]
+            slower = tuple(reasons) if plan.main.encoding.band is not None else slower
         return dataclasses.replace(found, reasons=tuple(reasons or refusals))
 
     def _connected(

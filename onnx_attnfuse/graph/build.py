@@ -237,6 +237,11 @@ class Builder:
         new = [kept if index == axis else dim for index, dim in enumerate(dims)]
         return self.node("Slice", inputs, dims=new, dtype=self.facts.dtype(value))
 
+    def counting(self, size: Dim) -> ir.Value:
+        """0, 1, ... up to a size, (size) int64."""
+        inputs = [self.constant(np.asarray(0)), self.reshape(self.shape([size]), []), self.constant(np.asarray(1))]
+        return self.node("Range", inputs, dims=[size], dtype=ir.DataType.INT64)
+
     def elementwise(self, op: str, inputs: Sequence[ir.Value], dtype: ir.DataType | None) -> ir.Value:
         """An operator that broadcasts its inputs; a comparison that the opset lacks is the opposite of its opposite."""
         if op in _OPPOSITES and self.opset < _COMPARED_SINCE:

@@ -50,6 +50,8 @@ class AttentionParams:
     """Several heads share keys and values, repeated before the operator if it does not know that."""
     op: str = "MultiHeadAttention"
     """The operator, `onnx.` before it if it is a standard one."""
+    band: int | None = None
+    """Rows come in blocks, each with so many more keys than rows; None: all rows and all keys at once."""
     arch: int = 0
     any_length: bool = False
     """ONNX Runtime is set to choose kernels for short sequences too."""

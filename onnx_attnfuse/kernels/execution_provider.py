@@ -102,6 +102,8 @@ class OpSupport:
     """Why the result is known to be wrong for some attentions, or why the operator is not to be trusted with them."""
     time: Callable[[AttentionParams, str], float] | None = None
     """How long a kernel takes, to compare operators and forms of a mask on this provider; None: not known, so never preferred."""
+    blocks_time: Callable[[AttentionParams], float] | None = None
+    """How long an attention within a window takes in blocks of rows, on the scale of `time`; None: never written so."""
     cached_times: Mapping[MaskForm, tuple[float, float]] | None = None
     """How long an attention with a cache takes, by form of the mask: with one new position, and with many."""
     ungrouped: float = 1.0

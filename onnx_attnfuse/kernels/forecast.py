@@ -154,6 +154,8 @@ def _time(params: AttentionParams, kernel: str, device: Device) -> float:
     if known.timed_as is not None:
         other = forecast(dataclasses.replace(params, op=known.timed_as), device).time
         return other * (1.0 if known.share is None else known.share(params))
+    if params.band is not None:
+        return math.inf if known.blocks_time is None else known.blocks_time(params)
     if params.cached or (params.grouped and params.rows != params.columns):
         return _cached_time(params, known)
     return math.inf if known.time is None else known.time(params, kernel)

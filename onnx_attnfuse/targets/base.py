@@ -37,6 +37,9 @@ class MaskEncoding:
     single: bool = False
     """Exact only if batch == 1, query length == 1, or the cache is empty: the operator appends no more at once."""
 
+    band: int | None = None
+    """Rows are handed over in blocks with the keys they may see: so many more than a block has rows. None: all at once."""
+
     @property
     def is_exact(self) -> bool:
         """Whether the encoding is exact for every batch."""

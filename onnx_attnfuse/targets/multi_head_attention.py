@@ -17,9 +17,11 @@ from onnx_attnfuse.kernels.support import supported
 from onnx_attnfuse.reasons import Reason
 from onnx_attnfuse.targets.base import BuildContext, Emitted, MaskEncoding, refuse_device, type_name
 from onnx_attnfuse.targets.bias import bias_emitter
+from onnx_attnfuse.targets.blocks import block_encodings, emit_blocks
 from onnx_attnfuse.targets.fully_masked_rows import Rows, read_rows
 from onnx_attnfuse.targets.layout import arranged, cheapest, operator, prepared_query, price, replacing
-from onnx_attnfuse.targets.mask_encoding import encodings, refuse_scores, shown
+from onnx_attnfuse.targets.mask_encoding import encodings as whole_encodings
+from onnx_attnfuse.targets.mask_encoding import refuse_scores, shown
 from onnx_attnfuse.targets.masked_row_fixups import Refill, apply_rows
 from onnx_attnfuse.targets.padding import read_padding
 from onnx_attnfuse.targets.projection_bias import Projected, read_projection
@@ -38,6 +40,11 @@ def refuse(spec: AttentionSpec, meaning: Meaning, context: BuildContext) -> Reas
     return refuse_device(INFO.key, spec.dtype, context.device, otherwise) or refuse_scores(spec, INFO.name)
 
 
+def encodings(spec: AttentionSpec, meaning: Meaning) -> tuple[MaskEncoding, ...]:
+    """Every way to hand the mask over, and for which batches each is exact; a window in blocks besides."""
+    return (*whole_encodings(spec, meaning), *block_encodings(spec, meaning))
+
+
 def emit(spec: AttentionSpec, meaning: Meaning, context: BuildContext, encoding: MaskEncoding, *, flat: bool = False) -> Emitted:
     """Builds the operator for `spec` beside its nodes.
 
@@ -51,6 +58,8 @@ def emit(spec: AttentionSpec, meaning: Meaning, context: BuildContext, encoding:
     Raises:
         Refused: A part of the meaning cannot be expressed exactly.
     """
+    if encoding.band is not None:
+        return emit_blocks(spec, meaning, context, encoding)
     assert spec.dtype is not None
     builder, axes = context.builder, spec.axes
     bias = bias_emitter(spec, meaning, context)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-import numpy as np
 import onnx_ir as ir
 
 from onnx_attnfuse.attention.axes.factors import length
@@ -72,7 +71,7 @@ class KeyPadding:
 
     def ranges(self) -> ir.Value:
         """Lengths, where the queries of each entry begin when entries follow each other, and its keys; (3b + 2) int32."""
-        build, entries = self.builder, _counting(self.builder, self.batch + 1)
+        build, entries = self.builder, self.builder.counting(self.batch + 1)
         begins = [build.elementwise("Mul", [entries, build.shape([size])], _INTEGER) for size in (self.rows, self.columns)]
         offsets = [build.cast(value, _SMALL) for value in begins]
         total = self.batch * 3 + 2
@@ -84,7 +83,7 @@ class KeyPadding:
         if when == "unpadded":
             held = self.keep
         else:
-            places = build.reshape(_counting(build, self.columns), [1, self.columns])
+            places = build.reshape(build.counting(self.columns), [1, self.columns])
             counts = build.reshape(build.cast(self.lengths(), _INTEGER), [self.batch, 1])
             inside = build.elementwise("Less", [places, counts], _TRUTH)
             has_key = build.elementwise("Greater", [counts, build.constant([0])], _TRUTH)
@@ -146,13 +145,6 @@ def _all(builder: Builder, value: ir.Value) -> ir.Value:
     return builder.cast(builder.reduce("ReduceMin", builder.cast(value, _SMALL), [0, 1], keep=False), _TRUTH)
 
 
-def _counting(builder: Builder, size: Dim) -> ir.Value:
-    """0, 1, ... up to a size."""
-    end = builder.reshape(builder.shape([size]), [])
-    inputs = [builder.constant(np.asarray(0)), end, builder.constant(np.asarray(1))]
-    return builder.node("Range", inputs, dims=[size], dtype=_INTEGER)
-
-
 class _Emitter:
     """Truth values over (b, t) from a term that reads elements at (b, j); None if it cannot emit that."""
 
@@ -205,7 +197,7 @@ class _Emitter:
         for axis, form in enumerate((self._batch, self._column)):
             if form is atom:
                 shape = [self._dims[0], 1] if axis == 0 else [1, self._dims[1]]
-                return self._builder.reshape(_counting(self._builder, self._dims[axis]), shape)
+                return self._builder.reshape(self._builder.counting(self._dims[axis]), shape)
         return None
 
     def _element(self, element: Term) -> ir.Value | None:

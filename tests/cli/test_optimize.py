@@ -332,7 +332,9 @@ def test_every_option_of_the_library_is_an_option_of_the_command(capsys: pytest.
     assert main(["optimize", "--help"]) == 0
     text = " ".join(capsys.readouterr().out.split())
     for field in dataclasses.fields(Options):
-        assert (f"--{field.name.replace('_', '-')}" in text) == (field.name not in {"pictures", "policy", "progress", "unproved"})
+        assert (f"--{field.name.replace('_', '-')}" in text) == (
+            field.name not in {"pictures", "policy", "progress", "provable", "unproved"}
+        )
     for field in dataclasses.fields(Policy):
         assert f"--{field.name.replace('_', '-')} / --no-{field.name.replace('_', '-')}" in text
     assert "Execution provider that the model will run on" in text

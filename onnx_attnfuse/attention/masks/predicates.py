@@ -149,23 +149,19 @@ def _triangle(causal: Causal, spec: AttentionSpec) -> str:
     return "causal_bottom_right" if bottom_right else "causal_shifted"
 
 
-def _possibly_empty(dim: Dim, spec: AttentionSpec) -> set[str]:
-    """The symbols of a size that may be 0 without the attention having no rows or no entries."""
+def _is_never_negative(dim: Dim, spec: AttentionSpec) -> bool:
+    """Whether a size is at least 0; its symbols may be 0 unless the attention had no rows or no entries then."""
     certain = {leaf.size for axis in spec.axes.scores[:3] for leaf in leaves(axis)}
-    return {name for name in sizes.symbols(dim) if sizes.symbol(name) not in certain}
+    return sizes.least(dim, {name for name in sizes.symbols(dim) if sizes.symbol(name) not in certain}) >= 0
 
 
 def rows_see_a_key(predicates: Sequence[Predicate], spec: AttentionSpec) -> bool:
-    """Whether key `i + offset` (or key 0, without a window) is allowed in every row."""
+    """Whether a key at one distance from its row is there and allowed in every row, or key 0 is, without a window."""
     causal = [item for item in predicates if isinstance(item, Causal)]
     windows = [item for item in predicates if isinstance(item, Window)]
     if len(causal) + len(windows) < len(predicates) or len(causal) > 1 or len(windows) > 1:
         return False
-    offset = causal[0].offset if causal else 0
-    empty = _possibly_empty(offset, spec) if not windows else _possibly_empty(offset + windows[0].reach, spec)
-    if sizes.least(offset, empty) < 0:
-        return False
-    if not windows:
-        return True
-    room = length(spec.key_axis) - length(spec.query_axis) - offset
-    return sizes.least(room, empty) >= 0 and sizes.least(windows[0].reach + offset, empty) >= 0
+    ahead = causal[0].offset if causal else 0
+    room = length(spec.key_axis) - length(spec.query_axis)
+    distances = [ahead, *(end for item in windows for end in (room, item.reach + ahead, item.reach + room))]
+    return all(_is_never_negative(dim, spec) for dim in distances)

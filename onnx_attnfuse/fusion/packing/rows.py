@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
 import onnx_ir as ir
 
 from onnx_attnfuse.attention.axes.factors import length
@@ -148,9 +147,7 @@ class RowsPacker(Packer):
     def _first(self, region: Region) -> ir.Value:
         """(1, s): the first position."""
         build = self._context.builder
-        end = build.reshape(build.shape([region.tokens.length]), [])
-        inputs = [build.constant(np.asarray(0)), end, build.constant(np.asarray(1))]
-        line = build.node("Range", inputs, dims=[region.tokens.length], dtype=ir.DataType.INT64)
+        line = build.counting(region.tokens.length)
         return build.reshape(build.elementwise("Equal", [line, build.constant([0])], _TRUTH), [1, region.tokens.length])
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping
 
 import onnx_ir as ir
@@ -20,12 +21,25 @@ _SOURCE = (
 _MATH: Kernels = (("MATH", ()),)
 _FEW_SCORES, _FEW_TIMES = 256 * 256, 0.8
 """Up to so many queries times keys ai.onnx Attention is that much faster (benchmarks/results/attention_cpu.md)."""
+_NARROW, _WORTHWHILE, _BLOCKS_COST = 256, 0.9, 1.2
+"""Blocks are for windows up to this many keys where lengths are open, else from so much less time on; what they take for each
+key (benchmarks/results/windows_cpu.md)."""
 _FLASH_OFF = Settings(environment={"ORT_DISABLE_FLASH_ATTENTION": "1", "ORT_GQA_DISABLE_FLASH_ATTENTION": "1"})
 
 
-def _always(flash: float, math: float) -> Callable[[AttentionParams, str], float]:
+def _always(flash: float, other: float) -> Callable[[AttentionParams, str], float]:
     """Times of the two kernels, whatever the sizes are."""
-    return lambda params, kernel: flash if kernel == "FLASH_ATTENTION" else math
+    return lambda params, kernel: flash if kernel == "FLASH_ATTENTION" else other
+
+
+def _blocks_time(params: AttentionParams) -> float:
+    """The time of attention in blocks: by the share of keys that is left, or by the window alone where lengths are open."""
+    if params.band is None or params.dtype != _FLOAT or params.rows == 1:
+        return math.inf
+    if not isinstance(params.columns, int):
+        return 1.0 if params.band <= _NARROW else math.inf
+    share = _BLOCKS_COST * (params.band + max(64, (params.band + 1) // 2)) / params.columns
+    return 1.1 * share if share < _WORTHWHILE else math.inf
 
 
 def _standard_time(params: AttentionParams, kernel: str) -> float:
@@ -52,6 +66,7 @@ _OPERATORS: Mapping[str, OpSupport | Reason | None] = {
         written=FLOATS_TO_32,
         kernels=(("FLASH_ATTENTION", (only(_FLOAT), masks("none"), not_causal)), *_MATH),
         time=_always(1.0, 1.1),
+        blocks_time=_blocks_time,
         cached_times={"none": (4.4, 1.44), "bias": (4.4, 1.44)},
         ungrouped=0.45,
     ),

@@ -1,0 +1,1 @@
+"""Benchmarks for a CPU, one subject in each module."""
