@@ -1,15 +1,14 @@
-"""What certificates prove and refute: ``python -m benchmarks.certificates {proofs,wrong,findings,layers,write} ...``.
+"""What certificates prove and refute: ``python -m benchmarks.certificates {proofs,wrong,write} ...``.
 
     proofs FOLDER OUT.jsonl [--only NAMES] fuses each model of a folder, proves it with z3, and has both solvers check
     wrong FOLDER OUT.jsonl [--only NAMES]   rewrites that are wrong on purpose: proved, refuted, seen by hostile runs
-    findings FOLDER REWRITTEN OUT.jsonl    rewrites of models by an older version, which were wrong
-    layers OUT.jsonl FILE...               the time by the number of layers
     write OUT.md RECORDS.jsonl...          the table
 
 Times are CPU times of one process, so that other work on the machine does not count. ``--jobs N`` has N processes work, each
 on a model, or on a part of its wrong rewrites. What OUT.jsonl has is not measured again.
 """
 
+# pyright: basic, reportMissingTypeStubs=false
 from __future__ import annotations
 
 import argparse
@@ -153,58 +152,21 @@ def _runs(model: pathlib.Path, changed: onnx.ModelProto, folder: str) -> str:
         return f"refused: {str(error)[:60]}"
 
 
-def findings(model: pathlib.Path, folder: pathlib.Path) -> Iterator[Record]:
-    """The record of a model of which another folder holds a wrong rewrite."""
-    rewritten = folder / model.name
-    if rewritten.exists():
-        pair, judge, found = Pair(io.load(str(model)), io.load(str(rewritten))), _Asking(), "equal"
-        for claim in pair.claims:
-            terms.restart()
-            proof = claims.prove(pair, claim, judge)
-            if not proof.proved:
-                found = str(refute(pair, proof, Solver("z3"), 15.0) or "open")
-                break
-        yield {"what": "findings", "model": model.stem, "found": found}
-
-
-def layers(model: pathlib.Path) -> Iterator[Record]:
-    """The time and the size of a certificate by the number of layers."""
-    with tempfile.TemporaryDirectory() as folder:
-        out, report = _fused(model, folder)
-        start = time.process_time()
-        found = certify(model, out)
-        spent = time.process_time() - start
-        proved = sum(claim.proved for claim in found.claims)
-        yield {
-            "what": "layers", "model": model.stem, "sites": report.fused, "claims": len(found.claims), "proved": proved,
-            "obligations": len(found.obligations), "bytes": len(found.text), "seconds": spent,
-        }  # fmt: skip
-
-
 Work = tuple[Callable[..., Iterator[Record]], tuple[Any, ...], dict[str, Any]]
 
 
 def _work(options: argparse.Namespace, known: Sequence[Record]) -> Iterator[Work]:
     """What is still to be measured: a function that gives records, and its arguments."""
-    done = set[str]()
-    if options.what == "proofs":
-        done = {item["model"] for item in known if item["set"] == (options.name or item["set"])}
-    elif options.what in {"findings", "layers"}:
-        done = {item["model"] for item in known}
-    if options.what == "layers":
-        yield from ((layers, (model,), {}) for model in options.paths[1:] if model.stem not in done)
-        return
-    folder, *others, _ = options.paths
+    folder, *_ = options.paths
     wanted = [item for item in options.only.split(",") if item]
     models = [path for path in sorted(folder.glob("*.onnx")) if not wanted or any(map(path.match, wanted))][:: options.sample]
-    for model in (item for item in models if item.stem not in done):
-        if options.what == "findings":
-            yield findings, (model, others[0]), {}
-        elif options.what == "proofs":
-            yield proofs, (model, options.name), options.choices
-        else:
-            changes = tuple(item["change"] for item in known if item["model"] == model.stem)
+    for model in models:
+        before = [item for item in known if item["model"] == model.stem]
+        if options.what == "wrong":
+            changes = tuple(item["change"] for item in before)
             yield from ((wrong, (model, part, options.jobs, changes), options.choices) for part in range(options.jobs))
+        elif not any(item["set"] == (options.name or item["set"]) for item in before):
+            yield proofs, (model, options.name), options.choices
 
 
 def _all(work: Work) -> list[Record]:
@@ -228,7 +190,7 @@ def _measured(work: Sequence[Work], jobs: int) -> Iterator[Record]:
 def main() -> None:
     """Measures, or writes the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["proofs", "wrong", "findings", "layers", "write"])
+    parser.add_argument("what", choices=["proofs", "wrong", "write"])
     parser.add_argument("paths", nargs="+", type=pathlib.Path)
     parser.add_argument("--sample", type=int, default=1, help="every Nth model of the folder")
     parser.add_argument("--name", default="", help="what the set is called; else as its folder")
@@ -241,7 +203,7 @@ def main() -> None:
         records = [json.loads(line) for source in sources for line in source.read_text().splitlines()]
         out.write_text(page(records))
         return
-    out = options.paths[0] if options.what == "layers" else options.paths[-1]
+    out = options.paths[-1]
     known = [json.loads(line) for line in out.read_text().splitlines()] if out.exists() else []
     known = [item for item in known if item["what"] == options.what]
     with out.open("a") as file:

@@ -1,11 +1,14 @@
 """The page of what certificates prove and refute, from records."""
 
+# pyright: basic, reportMissingTypeStubs=false
 from __future__ import annotations
 
 import statistics
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
+
+from benchmarks.harness import table
 
 Record = dict[str, Any]
 ATTENTIONS = ("MultiHeadAttention", "GroupQueryAttention", "Attention")
@@ -19,15 +22,8 @@ def page(records: Sequence[Record]) -> str:
         "5.4.1, cvc5 1.4.2, ONNX Runtime 1.30. The target is the CPU, but where a set says CUDA.",
         *_proved([item for item in records if item["what"] == "proofs"]),
         *_refuted([item for item in records if item["what"] == "wrong"]),
-        *_found([item for item in records if item["what"] == "findings"]),
-        *_layered([item for item in records if item["what"] == "layers"]),
     ]
     return "\n\n".join(parts) + "\n"
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in lines)
 
 
 def _proved(records: Sequence[Record]) -> Iterator[str]:
@@ -49,14 +45,14 @@ def _proved(records: Sequence[Record]) -> Iterator[str]:
         "compared with is proved then. Reading both models and starting the solver is not in these times: "
         f"{1000 * statistics.median([item.get('read', 0.0) for item in chosen]):.0f} ms for a model in the middle."
     )
-    yield _table(["set", "operator", "values", "proved", "median ms", "90 % ms", "worst s", "first of a model, median ms"], rows)
+    yield table(["set", "operator", "values", "proved", "median ms", "90 % ms", "worst s", "first of a model, median ms"], rows)
     rows = []
     for name in dict.fromkeys(item["set"] for item in chosen):
         models = [item for item in chosen if item["set"] == name]
         both = [sum(not item[solver][1] for item in models) for solver in ("z3", "cvc5")]
         rows.append([name, len(models), sum(item["sites"] for item in models), *both])
     yield "Models whose certificate a solver confirmed:"
-    yield _table(["set", "models", "sites fused", "z3 says all", "cvc5 says all"], rows)
+    yield table(["set", "models", "sites fused", "z3 says all", "cvc5 says all"], rows)
     for item in records:
         lost = [claim for claim in item.get("claims", ()) if not claim[2]]
         if "error" in item or lost:
@@ -84,22 +80,6 @@ _VERDICTS = {
 }
 
 
-_SAME = """Changes that are equal, or open, read one by one:
-
-- A mask that is one for all heads, or for all rows, is none of another head or row.
-- A test at run time that is stricter (`constant` or `another operator` at Slice, Equal, LessOrEqual and Or in front of
-  an If) chooses the branch that is right for all. Where it holds no key is
-  masked, so none lies outside of a window either, and a larger window is no other one.
-- A mask of 0 and the lowest number has nothing between -10 and the lowest, and is never minus infinity: `Greater` may
-  be `GreaterOrEqual` there, and what is chosen where all is minus infinity is never chosen.
-- The largest and the smallest of a row are read where all of it is the lowest number.
-- The largest of a row that sees a key is 0, so that it may be subtracted always: equal, and not proved.
-- In float16 for a GPU rows without a key get queries of zeros, and -65504 or so leaves nothing of a score anyway. So another
-  row that is made level, or another number in its queries, is no other result under `level-rows`; a CPU keeps the score.
-- `Mul` of batch and length left out: the same for a batch of one, and else a Reshape ends with an error. That all nodes
-  of the model after fit together is not proved."""
-
-
 def _refuted(records: Sequence[Record]) -> Iterator[str]:
     counted = Counter(item["verdict"] for item in records)
     same = [item for item in records if item["verdict"].startswith("equal") or item["verdict"] == "open"]
@@ -112,48 +92,18 @@ def _refuted(records: Sequence[Record]) -> Iterator[str]:
         f"change what is computed, of {len({item['change'] for item in real})} kinds, in {len({item['model'] for item in real})} "
         "models. Refuted are those at a value for which the prover found no proof and concrete numbers found a difference."
     )
-    yield _table(["verdict", "changes", ""], [[name, counted[name], told] for name, told in _VERDICTS.items() if counted[name]])
+    yield table(["verdict", "changes", ""], [[name, counted[name], told] for name, told in _VERDICTS.items() if counted[name]])
     tried = [item for item in real if item["runs"] != "not run"]
     seen = sum(item["runs"] != "equal" for item in tried)
     yield f"The hostile runs of `attnfuse verify` alone, eight cases on whole models, see {seen} of {len(tried)} given to them."
-    yield _SAME
     yield "\n".join(f"- `{item['model']}`, {item['change']}: {item['verdict']}" for item in same)
     kinds: dict[str, list[Record]] = {}
     for item in real:
         kinds.setdefault(item["change"].partition(" at ")[0], []).append(item)
-    yield _table(
+    yield table(
         ["change", "made", "refuted by numbers", "an input"],
         [
             [kind, len(items), sum(item["verdict"] == "refuted" for item in items), items[0]["example"]]
             for kind, items in sorted(kinds.items())
         ],
     )  # fmt: skip
-
-
-def _found(records: Sequence[Record]) -> Iterator[str]:
-    if records:
-        counted = sum(item["found"] not in {"equal", "open"} for item in records)
-        yield "## Findings, as they were before they were mended"
-        yield f"Models of which an older version made something wrong: {counted} of {len(records)} are refuted."
-        yield (
-            "Two were no wrong rewrites: a fill of -1001 or -1e9 is the lowest number as a bias, in rows that see no key, too "
-            "(`tests/certify/test_level_rows.py`)."
-        )
-        yield _table(["finding", "found"], [[item["model"], item["found"]] for item in records])
-
-
-def _layered(records: Sequence[Record]) -> Iterator[str]:
-    if records:
-        yield "## Layers"
-        rows = [
-            [
-                item["model"],
-                item["sites"],
-                f"{item['proved']} of {item['claims']}",
-                item["obligations"],
-                item["bytes"],
-                f"{item['seconds']:.1f}",
-            ]
-            for item in records
-        ]
-        yield _table(["decoder", "sites", "values proved", "obligations", "bytes", "seconds"], rows)

@@ -6,12 +6,12 @@ The bundled models are given to every tool as they are. BERT-base has random wei
 runs every variant once, in turns. The table has medians of CPU time on one thread, since the machine may do other work.
 """
 
+# pyright: basic, reportMissingTypeStubs=false
 from __future__ import annotations
 
 import argparse
 import importlib.metadata
 import pathlib
-import statistics
 import tempfile
 import time
 import warnings
@@ -28,6 +28,7 @@ from onnxscript.rewriter.ort_fusions import optimize_for_ort
 from transformers.exporters.onnxruntime_fusions import fuse_for_onnxruntime
 
 import onnx_attnfuse
+from benchmarks.harness import in_turns, one_line, table
 
 BUNDLED = pathlib.Path(__file__).parents[1] / "models" / "bundled"
 OPTIMIZER_TYPES = {"llama_past": "gpt2", "whisper_decoder": "bart"}
@@ -88,16 +89,14 @@ def attempt(tool: Callable[[pathlib.Path, pathlib.Path], None], source: pathlib.
         tool(source, target)
         onnxruntime.InferenceSession(str(target), providers=["CPUExecutionProvider"])
     except Exception as error:  # noqa: BLE001 - a tool may fail in any way
-        return f"{type(error).__name__}: {str(error).splitlines()[0][:100]}"
+        return one_line(error)
     return ""
 
 
 def counts(folder: pathlib.Path) -> list[str]:
     """A row for each bundled model, and their sum."""
     rows, totals, whole, notes = [], dict.fromkeys(TOOLS, 0), 0, []
-    for source in sorted(BUNDLED.glob("*.onnx")):
-        if ALREADY_FUSED in source.name:
-            continue
+    for source in sorted(path for path in BUNDLED.glob("*.onnx") if ALREADY_FUSED not in path.name):
         sites, cells = unfused(source), []
         whole += sites
         for name, tool in TOOLS.items():
@@ -105,11 +104,10 @@ def counts(folder: pathlib.Path) -> list[str]:
             failure = attempt(tool, source, target)
             fused = 0 if failure else sites - unfused(target)
             totals[name] += fused
-            cells.append("failed" if failure else str(fused))
+            cells.append("failed" if failure else fused)
             notes += [f"- {source.stem}, {name}: {failure}"] if failure else []
-        rows.append(f"| {source.stem} | {sites} | {' | '.join(cells)} |")
-    total = f"| **all** | {whole} | {' | '.join(str(count) for count in totals.values())} |"
-    return [f"| model | attentions | {' | '.join(TOOLS)} |", "|---" * (len(TOOLS) + 2) + "|", *rows, total, "", *notes]
+        rows.append([source.stem, sites, *cells])
+    return [table(["model", "attentions", *TOOLS], [*rows, ["**all**", whole, *totals.values()]]), "", *notes]
 
 
 def exported(folder: pathlib.Path) -> pathlib.Path:
@@ -128,39 +126,43 @@ def exported(folder: pathlib.Path) -> pathlib.Path:
     return path
 
 
+class Session:
+    """A model on one thread of the CPU, which is fed with random tokens of a size; of eight entries seven are half padding."""
+
+    def __init__(self, path: pathlib.Path, size: tuple[int, int]) -> None:
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = options.inter_op_num_threads = 1
+        self._session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        self._mask = np.ones(size, np.int64)
+        self._mask[1:, size[1] // 2 :] = 0
+        self._feeds = {"input_ids": np.random.default_rng(0).integers(0, 30000, size), "attention_mask": self._mask}
+
+    def __call__(self) -> None:
+        self.result = np.asarray(self._session.run(None, self._feeds)[0])
+
+    def output(self) -> np.ndarray:
+        """The result of tokens that are no padding."""
+        self()
+        return self.result[self._mask == 1]
+
+
 def times(source: pathlib.Path, rounds: int) -> list[str]:
     """A row for each variant of BERT-base: attentions fused, and milliseconds for each size."""
-    sites, sessions, rows = unfused(source), {}, []
-    targets = {name: source.with_name(f"{len(name)}_{source.name}") for name in TOOLS}
+    sites, paths = unfused(source), {name: source.with_name(f"{len(name)}_{source.name}") for name in TOOLS}
     for name, tool in TOOLS.items():
-        failure = attempt(tool, source, targets[name])
-        assert not failure, failure
-        path = source if tool is with_runtime else targets[name]
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = 1
-        options.inter_op_num_threads = 1
-        sessions[name] = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    taken: dict[tuple[str, tuple[int, int]], list[float]] = {}
-    wanted: dict[tuple[int, int], np.ndarray] = {}
-    apart = dict.fromkeys(TOOLS, 0.0)
-    random = np.random.default_rng(0)
-    for turn in range(rounds + 2):
-        for size in SIZES:
-            mask = np.ones(size, np.int64)
-            mask[1:, size[1] // 2 :] = 0
-            feeds = {"input_ids": random.integers(0, 30000, size), "attention_mask": mask}
-            for name, session in sessions.items():
-                start = time.process_time()
-                found = session.run(None, feeds)[0]
-                if turn >= 2:
-                    taken.setdefault((name, size), []).append(1000 * (time.process_time() - start))
-                reference = wanted[size] = found if name == "ONNX Runtime alone" else wanted[size]
-                apart[name] = max(apart[name], float(np.abs(found - reference)[mask == 1].max()))
-    for name in TOOLS:
-        numbers = " | ".join(f"{statistics.median(taken[name, size]):.0f}" for size in SIZES)
-        rows.append(f"| {name} | {sites - unfused(targets[name])} of {sites} | {numbers} | {apart[name]:.0e} |")
-    sizes = " | ".join(f"{batch} x {length}, ms" for batch, length in SIZES)
-    return [f"| tool | attentions fused | {sizes} | max. difference |", "|---" * (len(SIZES) + 3) + "|", *rows]
+        if failure := attempt(tool, source, paths[name]):
+            raise RuntimeError(f"{name}: {failure}")
+    rows = {name: [name, f"{sites - unfused(path)} of {sites}"] for name, path in paths.items()}
+    far = dict.fromkeys(TOOLS, 0.0)
+    for size in SIZES:
+        sessions = {name: Session(source if TOOLS[name] is with_runtime else path, size) for name, path in paths.items()}
+        results = {name: session.output() for name, session in sessions.items()}
+        wanted = next(iter(results.values()))
+        for name, found in in_turns(sessions, rounds, clock=time.process_time).items():
+            rows[name].append(f"{found.ms:.0f}")
+            far[name] = max(far[name], float(np.abs(results[name] - wanted).max()))
+    head = ["tool", "attentions fused", *(f"{batch} x {length}, ms" for batch, length in SIZES), "max. difference"]
+    return [table(head, [[*row, f"{far[name]:.0e}"] for name, row in rows.items()])]
 
 
 def main() -> None:
@@ -176,21 +178,14 @@ def main() -> None:
         fused = counts(folder)
         measured = times(exported(folder), chosen.rounds)
     lines = [
-        "# Compared on the CPU",
-        "",
-        f"Written by `python -m benchmarks.compared`. {versions}. float32.",
-        "",
-        "## Attentions fused in the bundled models",
-        "",
+        f"# Compared on the CPU\n\nWritten by `python -m benchmarks.compared`. {versions}. float32.",
+        "\n## Attentions fused in the bundled models\n",
         "An attention counts as fused where its Softmax is gone and ONNX Runtime loads the result.",
-        "The pass of transformers is meant for graphs of its own exporter, and gets these as they are.",
-        "",
+        "The pass of transformers is meant for graphs of its own exporter, and gets these as they are.\n",
         *fused,
-        "## BERT-base",
-        "",
+        "\n## BERT-base\n",
         "Random weights, exported by dynamo at opset 18. Of eight entries seven are half padding.",
-        "CPU time on one thread, medians of rounds in turns.",
-        "",
+        "CPU time on one thread, medians of rounds in turns.\n",
         *measured,
         "",
     ]

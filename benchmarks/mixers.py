@@ -2,22 +2,21 @@
 
     python -m benchmarks.mixers
 
-CPU time of one thread, the least of many rounds in turns, so that ratios hold within one run.
+CPU time of one thread, the median of many rounds in turns, so that ratios hold within one run.
 """
 
 # pyright: basic, reportMissingTypeStubs=false
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
-import onnx
 import onnx_ir as ir
 import onnxruntime
 import torch
 
+from benchmarks.harness import in_turns, table
 from onnx_attnfuse import optimize
 
 _WIDTH, _HEAD = 256, 64
@@ -79,40 +78,39 @@ def _exported(case: str) -> tuple[ir.Model, list[torch.Tensor]]:
     return program.model, given
 
 
-def _ways(case: str) -> Iterator[tuple[str, int, Callable[[], list[Any]]]]:
-    """The export and what is made of it, each with its nodes and what runs it."""
-    model, given = _exported(case)
-    for name, item in (("export", model), ("fused", optimize(model.clone()).model)):
-        proto: onnx.ModelProto = ir.serde.serialize_model(item)
+class Session:
+    """A model on one thread of the CPU; a call is many runs."""
+
+    def __init__(self, model: ir.Model, given: list[torch.Tensor]) -> None:
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = 1
-        session = onnxruntime.InferenceSession(proto.SerializeToString(), options, providers=["CPUExecutionProvider"])
-        feeds = {value.name: array.numpy() for value, array in zip(session.get_inputs(), given, strict=True)}
-        yield name, len(proto.graph.node), lambda session=session, feeds=feeds: list(session.run(None, feeds))
+        text = ir.serde.serialize_model(model).SerializeToString()
+        self._session = onnxruntime.InferenceSession(text, options, providers=["CPUExecutionProvider"])
+        names = (value.name for value in self._session.get_inputs())
+        self._feeds = {name: array.numpy() for name, array in zip(names, given, strict=True)}
+        self.nodes = len(list(model.graph))
 
+    def run(self) -> list[Any]:
+        """All outputs."""
+        return list(self._session.run(None, self._feeds))
 
-def _times(ways: list[tuple[str, int, Callable[[], list[Any]]]]) -> list[float]:
-    """Milliseconds of each, the least of rounds in turns."""
-    best = [float("inf")] * len(ways)
-    for _ in range(_ROUNDS):
-        for place, (_, _, run) in enumerate(ways):
-            start = time.process_time()
-            for _ in range(_RUNS):
-                run()
-            best[place] = min(best[place], (time.process_time() - start) / _RUNS * 1e3)
-    return best
+    def __call__(self) -> None:
+        for _ in range(_RUNS):
+            self.run()
 
 
 def main() -> None:
     """Prints a table."""
-    print("| mixer | nodes | export, ms | fused, ms | times faster | error |\n|---|---|---|---|---|---|")
+    rows: list[list[Any]] = []
     for case in _CASES:
-        ways = list(_ways(case))
-        one, other = (run() for _, _, run in ways)
+        model, given = _exported(case)
+        ways = {"export": Session(model.clone(), given), "fused": Session(optimize(model).model, given)}
+        one, other = (way.run() for way in ways.values())
         error = max(float(np.abs(left - right).max()) for left, right in zip(one, other, strict=True))
-        times = _times(ways)
-        counts = f"{ways[0][1]} → {ways[1][1]}"
-        print(f"| {case} | {counts} | {times[0]:.3f} | {times[1]:.3f} | {times[0] / times[1]:.1f} | {error:.1e} |", flush=True)
+        before, after = in_turns(ways, _ROUNDS, clock=time.process_time).values()
+        counts = " → ".join(str(way.nodes) for way in ways.values())
+        rows.append([case, counts, f"{before.ms / _RUNS:.3f}", f"{after.ms / _RUNS:.3f}", f"{after.gain:.1f}", f"{error:.1e}"])
+    print(table(["mixer", "nodes", "export, ms", "fused, ms", "times faster", "error"], rows))
 
 
 if __name__ == "__main__":
