@@ -6,6 +6,7 @@ Each folder has exports and, beside each, an archive of its inputs by case. `mak
 machine without a GPU.
 """
 
+# pyright: basic, reportMissingTypeStubs=false
 from __future__ import annotations
 
 import argparse
@@ -21,10 +22,11 @@ from concurrent.futures import ThreadPoolExecutor
 from queue import SimpleQueue
 from typing import Any
 
-from benchmarks.on_providers.children import LATE, Child, Died
+from benchmarks.on_providers.children import LATE, Child
 from benchmarks.on_providers.judge import EMULATED, Row, judged
-from benchmarks.on_providers.kept import Kept, digest, runners, sources
+from benchmarks.on_providers.kept import Kept, digest, runners
 from benchmarks.on_providers.tables import page
+from onnx_attnfuse.bench.process import ChildError
 from onnx_attnfuse.kernels import providers
 from onnx_attnfuse.kernels.operators import records
 
@@ -78,32 +80,31 @@ class Bench:
         """
         self._options, self._pairs, self._kept = options, pairs, kept
         self.versions: dict[str, str] = pairs[0].runner.ask({})["versions"]
-        self._how = (options.ep, self.versions, OPTIONS.get(options.ep, {}), options.cases)
-        self._code = digest([*self._how, options.choices], sources())
-        self._runs = digest(self._how, runners())
+        self._runs = digest((options.ep, self.versions, OPTIONS.get(options.ep, {}), options.cases), runners())
 
     def all_of(self, models: Sequence[pathlib.Path]) -> None:
         """Rows of all models; what seemed slower than its export is timed a second time, by itself and for longer."""
-        codes = {model: digest([self._code], [model, model.with_suffix(".npz")]) for model in models}
-        left = [model for model in models if self._options.fresh or self._before(model).code != codes[model]]
-        print(f"{len(models) - len(left)} of {len(models)} rows still hold", flush=True)
         free: SimpleQueue[Pair] = SimpleQueue()
         for pair in self._pairs:
             free.put(pair)
+        anew: list[pathlib.Path] = []
 
         def one(model: pathlib.Path) -> None:
             pair = free.get()
             try:
-                self._keep(self._measured(model, pair, codes[model]))
+                row = self._measured(model, pair)
             finally:
                 free.put(pair)
+            if row.run != self._before(model).run or not row.run or self._options.fresh:
+                anew.append(model)
+            self._keep(row)
 
         with ThreadPoolExecutor(len(self._pairs)) as pool:
-            for future in [pool.submit(one, model) for model in left]:
+            for future in [pool.submit(one, model) for model in models]:
                 future.result()
-        for model in left if self._timed else ():
+        for model in anew if self._timed else ():
             if self._before(model).slower:
-                self._keep(self._measured(model, self._pairs[0], codes[model], again=True))
+                self._keep(self._measured(model, self._pairs[0], again=True))
 
     @property
     def _timed(self) -> bool:
@@ -117,7 +118,7 @@ class Bench:
         problems = row.problems(emulated=not self._timed)
         print(f"[{len(self._kept.rows)}] {row.name}: {row.lost or '; '.join(problems) or 'good'}", flush=True)
 
-    def _measured(self, model: pathlib.Path, pair: Pair, code: str, *, again: bool = False) -> Row:
+    def _measured(self, model: pathlib.Path, pair: Pair, *, again: bool = False) -> Row:
         """The row of one export; that of an earlier run where what is written is what was written then."""
         options, name = self._options, name_of(model)
         with tempfile.TemporaryDirectory() as folder:
@@ -125,22 +126,22 @@ class Bench:
                 wrote = pair.writer.ask(
                     {"model": str(model), "ep": options.ep, "out": folder, "choices": options.choices, "most": options.cases}
                 )
-            except Died as died:
-                return Row(name, lost=f"writing it {died}")
+            except ChildError as died:
+                return Row(name, lost=f"writing it: {died}")
             if "error" in wrote:
-                return Row(name, lost=wrote["error"], code=code)
+                return Row(name, lost=wrote["error"])
             before = self._before(model)
             names = [case["name"] for case in wrote["cases"]]
             run = digest([self._runs, wrote["sizes"], names], [model, model.with_suffix(".npz"), pathlib.Path(wrote["ours"])])
             if before.run == run and not again and not options.fresh:
-                return dataclasses.replace(before, code=code, **{key: wrote[key] for key in ("sites", "operators", "left")})
+                return dataclasses.replace(before, **{key: wrote[key] for key in ("sites", "operators", "left")})
             long = {"seconds": options.time * (_AGAIN if again else 1), "least": _LEAST, "most": _MOST * (_AGAIN if again else 1)}
             timing = long if self._timed else {"seconds": 0, "least": 0, "most": 0}
             task = {"cases": wrote["cases"], "sizes": wrote["sizes"], "out": folder, **timing}
             answer = _ran(task, {"export": str(model), "ours": wrote["ours"]}, pair.runner)
             found = judged(name, wrote, answer, ATTENTION, narrow=providers.provider(options.ep).computes_in_float16)
             late = any(LATE in side.failed for side in (found.export, found.ours))
-            return found if late else dataclasses.replace(found, code=code, run=run)
+            return found if late else dataclasses.replace(found, run=run)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -216,7 +217,7 @@ def _ran(task: Mapping[str, Any], models: Mapping[str, str], runner: Child) -> d
     """What both models gave; each by itself where the process died of one."""
     try:
         return runner.ask({**task, "models": models})
-    except Died:
+    except ChildError:
         answer: dict[str, Any] = {}
     for name, path in models.items():
         answer |= _alone(task, name, path, runner)
@@ -227,7 +228,7 @@ def _alone(task: Mapping[str, Any], name: str, path: str, runner: Child) -> dict
     """What one model gave."""
     try:
         return runner.ask({**task, "models": {name: path}})
-    except Died as died:
+    except ChildError as died:
         return {name: {"error": str(died)}}
 
 

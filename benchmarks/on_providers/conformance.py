@@ -3,6 +3,7 @@
 FOLDER has onnxruntime-web in its `node_modules`.
 """
 
+# pyright: basic, reportMissingTypeStubs=false
 from __future__ import annotations
 
 import argparse
@@ -13,10 +14,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from benchmarks.on_providers import tensors
-from benchmarks.on_providers.children import Child, Died
+from benchmarks.on_providers.children import Child
 from onnx_attnfuse.bench.conformance.installed import Installed
 from onnx_attnfuse.bench.conformance.run import run
 from onnx_attnfuse.bench.conformance.summary import failures, lines
+from onnx_attnfuse.bench.process import ChildError
 from onnx_attnfuse.kernels.conformance import to_json
 from onnx_attnfuse.verify.subprocess_runner import ProcessDied
 
@@ -58,8 +60,8 @@ class Node:
             task = {"apart": apart, "out": name, "runs": question["runs"], "seconds": question["seconds"]}
             try:
                 answer = self._child.ask(task)
-            except Died as died:
-                raise ProcessDied(f"running it in onnxruntime-web {died}") from died
+            except ChildError as died:
+                raise ProcessDied(f"running it in onnxruntime-web: {died}") from died
             return {key: _read(answer[key]) for key in apart}
 
     def end(self) -> None:

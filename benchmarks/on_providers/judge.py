@@ -1,5 +1,6 @@
 """What a model's run on an execution provider comes to: `judged`, a `Row` of the table."""
 
+# pyright: basic, reportMissingTypeStubs=false
 from __future__ import annotations
 
 import dataclasses
@@ -58,7 +59,6 @@ class Row:
         low: The quarter of the pairs in which it is least.
         ms: Milliseconds of the export.
         wrong: The cases in which ours is wrong, with how much.
-        code: A digest of all that the row depends on: sources, packages, the export with its inputs.
         run: A digest of all that was run: both models, the inputs, packages.
     """
 
@@ -73,7 +73,6 @@ class Row:
     low: float | None = None
     ms: float | None = None
     wrong: Sequence[str] = ()
-    code: str = ""
     run: str = ""
 
     @property

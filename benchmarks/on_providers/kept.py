@@ -1,10 +1,10 @@
 """Rows of earlier runs, and whether they still hold: `Kept`, and the digests that tell."""
 
+# pyright: basic, reportMissingTypeStubs=false
 from __future__ import annotations
 
 import dataclasses
 import hashlib
-import importlib.util
 import json
 import pathlib
 import threading
@@ -15,9 +15,6 @@ from benchmarks.on_providers.judge import Row, Side
 _HERE = pathlib.Path(__file__).parent
 _RUN = ("runner.py", "runner.js", "judge.py", "tensors.py")
 """Files of this folder that decide what is run of what is written, and how it is judged."""
-_PACKAGES = ("onnx_attnfuse", "onnx_attnfuse_patterns")
-"""Packages that decide what is written."""
-_SOURCES = frozenset([".py", ".js", ".json", ".txt"])
 
 
 class Kept:
@@ -41,16 +38,6 @@ class Kept:
             self.rows[row.name] = row
 
 
-def sources() -> Iterator[pathlib.Path]:
-    """The files of the library and of what runs and judges models, in order."""
-    folders = [_HERE]
-    for package in _PACKAGES:
-        found = importlib.util.find_spec(package)
-        folders += [] if found is None else map(pathlib.Path, found.submodule_search_locations or ())
-    for folder in folders:
-        yield from sorted(file for file in folder.rglob("*") if file.suffix in _SOURCES)
-
-
 def runners() -> Iterator[pathlib.Path]:
     """The files that decide what a row says of two models."""
     return (_HERE / name for name in _RUN)
@@ -70,6 +57,6 @@ def digest(texts: Iterable[object], files: Iterable[pathlib.Path]) -> str:
 
 
 def _row(line: str) -> Row:
-    """A row that an earlier run wrote, also one that knew of fewer fields."""
-    told = json.loads(line)
+    """A row that an earlier run wrote, also one that knew of other fields."""
+    told = {key: value for key, value in json.loads(line).items() if key in Row.__dataclass_fields__}
     return Row(**{**told, "export": Side(**told["export"]), "ours": Side(**told["ours"])})

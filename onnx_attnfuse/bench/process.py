@@ -32,26 +32,29 @@ class ChildError(Exception):
 
 
 class Process:
-    """A Python process that is spoken to by lines."""
+    """A process, of Python by default, that is spoken to by lines."""
 
-    def __init__(self, arguments: Sequence[str], environment: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, arguments: Sequence[str], environment: Mapping[str, str] | None = None, *, program: str = sys.executable
+    ) -> None:
         """Starts the process.
 
         Args:
             arguments: The arguments of the interpreter.
-            environment: Variables that it has besides those of this process. It imports from where this process does, and
-                not from the working directory.
+            environment: Variables that it has besides those of this process. It imports from where this process does unless
+                PYTHONPATH is among them, and not from the working directory.
+            program: The interpreter, or another program.
         """
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - it lives as long as the process
         paths = os.pathsep.join(path for path in sys.path if path)
         self._process = subprocess.Popen(
-            [sys.executable, *arguments],
+            [program, *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
             text=True,
             start_new_session=True,
-            env={**os.environ, "PYTHONSAFEPATH": "1", **(environment or {}), "PYTHONPATH": paths},
+            env={**os.environ, "PYTHONSAFEPATH": "1", "PYTHONPATH": paths, **(environment or {})},
         )
         self._lines: queue.Queue[str | None] = queue.Queue()
         self._reader = threading.Thread(target=self._read, daemon=True)
