@@ -8,6 +8,7 @@ median of all rounds is told. One thread is timed by the time of the process on 
 lengthen by taking turns with it; several are timed by the clock on the wall, and want a machine that does nothing else.
 """
 
+# pyright: basic, reportMissingTypeStubs=false
 from __future__ import annotations
 
 import argparse
@@ -26,6 +27,7 @@ from typing import Any
 import onnx_attnfuse
 from benchmarks.genai import folders, runs
 from benchmarks.genai.architectures import Decoder
+from benchmarks.harness import table
 
 _TOKENS = {"pad_token_id": runs.PAD, "bos_token_id": runs.EOS, "eos_token_id": runs.EOS, "tie_word_embeddings": False}
 _LENGTH = 1024
@@ -115,16 +117,16 @@ def _rounds(given: dict[str, pathlib.Path], size: str, threads: int, rounds: int
     return found
 
 
-def lines(found: dict[str, list[Speed]], size: str, threads: int) -> list[str]:
+def rows_of(found: dict[str, list[Speed]], size: str, threads: int) -> list[list[object]]:
     """A row of the table for each model."""
     first = next(iter(found.values()))
-    told: list[str] = []
+    rows: list[list[object]] = []
     for name, speeds in found.items():
         rate, prompt = (statistics.median(getattr(item, field) for item in speeds) for field in ("rate", "prompt"))
         faster = statistics.median(one.rate / other.rate for one, other in zip(speeds, first, strict=True))
         sooner = statistics.median(other.prompt / one.prompt for one, other in zip(speeds, first, strict=True))
-        told.append(f"| {size} | {threads} | {name} | {rate:.0f} | {faster:.2f} | {prompt * 1e3:.0f} | {sooner:.2f} |")
-    return told
+        rows.append([size, threads, name, f"{rate:.0f}", f"{faster:.2f}", f"{prompt * 1e3:.0f}", f"{sooner:.2f}"])
+    return rows
 
 
 _PAGE = """\
@@ -142,24 +144,7 @@ One sequence, one thread by the time of the process, several by the clock on the
 where their weights come to lie in memory makes up to a tenth, and run once in each of {rounds} rounds every time. Medians of all
 rounds; `×` is the median of ratios within a round, above 1 where it is faster than the model builder's model of the same weights.
 
-| size | threads | model | tokens/s | × | prompt ms | × |
-|---|---|---|---|---|---|---|
 {rows}
-
-What a step takes besides its products shows where weights are next to nothing: with 4 layers of 128 channels, a cache of
-64 positions and ONNX Runtime by itself (November 2026) the builder's model takes 69 µs, that with padding anywhere 89 and with
-`--padding assume-right` 79 (95 and 85 before
-[angles were tables](../../docs/decisions/0036-rotary-tables-are-precomputed-when-the-longest-position-is-known.md)).
-That is some 0.5 µs for each of 39 and of 29 operators more, after ONNX Runtime's own fusions:
-
-- rotations in front of the attentions, two in each layer, as the operator on a CPU rotates a prompt of several entries by the
-  positions of the first;
-- three products in the place of one, two in each layer more;
-- sums apart from normalizations, two in each layer, which is faster: 8.6 µs in the place of 10.2 for 512 channels;
-- the order of tokens where padding may lie anywhere, 10 operators once for the model. `--padding assume-right` leaves them out;
-- positions as a caller gives them, one operator that sees whether the table has them, and lengths, a few.
-
-So the smaller a model the more it shows, and from 8 layers of 1024 channels on other things count for more.
 
 Operators:
 
@@ -167,7 +152,7 @@ Operators:
 """
 
 
-def page(rows: list[str], given: dict[str, pathlib.Path], chosen: argparse.Namespace) -> str:
+def page(rows: list[list[object]], given: dict[str, pathlib.Path], chosen: argparse.Namespace) -> str:
     """The table with how it was made; operators are those of the last size."""
     counts = {name: sorted(folders.operators(folder).items()) for name, folder in given.items()}
     return _PAGE.format(
@@ -179,7 +164,7 @@ def page(rows: list[str], given: dict[str, pathlib.Path], chosen: argparse.Names
         sizes="\n".join(map(_described, chosen.sizes.split(","))),
         rounds=chosen.rounds,
         loads=chosen.loads,
-        rows="\n".join(rows),
+        rows=table(["size", "threads", "model", "tokens/s", "×", "prompt ms", "×"], rows),
         operators="\n".join(f"- {name}: {', '.join(f'{count} {kind}' for kind, count in of)}" for name, of in counts.items()),
     )
 
@@ -204,14 +189,13 @@ def main() -> None:
     chosen = parser.parse_args()
     warnings.filterwarnings("ignore")
     logging.disable(logging.WARNING)
-    rows: list[str] = []
+    rows: list[list[object]] = []
     given: dict[str, pathlib.Path] = {}
     for size in chosen.sizes.split(","):
         given = contenders(SIZES[size], chosen.folder / size, chosen.exporter)
         for threads in map(int, chosen.threads.split(",")):
-            for line in lines(race(given, size, threads, chosen.rounds, chosen.loads), size, threads):
-                print(line, flush=True)
-                rows.append(line)
+            rows += rows_of(race(given, size, threads, chosen.rounds, chosen.loads), size, threads)
+            print(*rows[-len(given) :], sep="\n", flush=True)
     if chosen.to:
         chosen.to.write_text(page(rows, given, chosen))
 

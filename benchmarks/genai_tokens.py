@@ -8,6 +8,7 @@ onnxruntime-genai hands in where steps are captured, for those models that read 
 a token is another one.
 """
 
+# pyright: basic, reportMissingTypeStubs=false
 from __future__ import annotations
 
 import argparse
@@ -23,6 +24,7 @@ from importlib import metadata
 from benchmarks.genai import folders, runs, whisper
 from benchmarks.genai.architectures import ARCHITECTURES, Decoder, exporter_names, model
 from benchmarks.genai.captured import Captured
+from benchmarks.harness import table
 from onnx_attnfuse.errors import ModelError
 
 STEPS = 64
@@ -113,13 +115,11 @@ def _captured(export: pathlib.Path, truths: _Truths) -> runs.Comparison | None:
     return runs.compared(made.generated(max(truths.prompts, key=len), STEPS), truths.one)
 
 
-def table(made: list[Row]) -> str:
+def rows_of(made: list[Row]) -> str:
     """The rows as a table of Markdown."""
-    lines = ["| decoder | exporter | attention | one prompt | batch of 3 | prompt on top | captured |", "|" + 7 * "---|"]
-    for row in made:
-        found = [*map(str, row.found), *[""] * (3 - len(row.found))]
-        lines.append(" | ".join(("", row.name, row.exporter, row.attention, *found, str(row.captured or ""), "")).strip())
-    return "\n".join(lines)
+    head = ["decoder", "exporter", "attention", "one prompt", "batch of 3", "prompt on top", "captured"]
+    found = [[*row.found, *[""] * (3 - len(row.found)), row.captured or ""] for row in made]
+    return table(head, [[row.name, row.exporter, row.attention, *more] for row, more in zip(made, found, strict=True)])
 
 
 _PAGE = """\
@@ -161,7 +161,7 @@ def page(made: list[Row]) -> str:
         more=_MORE,
         first=_FIRST,
         near=runs.NEAR,
-        table=table(made),
+        table=rows_of(made),
     )
 
 
@@ -182,7 +182,7 @@ def main() -> int:
         for row in rows_of_whisper(folder) if name == "whisper" else rows(ARCHITECTURES[name], folder):
             print(f"{row.name} {row.exporter}: {row.attention}: {' | '.join(map(str, (*row.found, row.captured)))}", flush=True)
             made.append(row)
-    print(table(made))
+    print(rows_of(made))
     if chosen.to:
         chosen.to.write_text(page(made))
     return 0 if all(row.is_equal for row in made) else 1

@@ -81,16 +81,6 @@ class Setting:
         """Whether there is a GPU."""
         return self.provider == "cuda"
 
-    @property
-    def type(self) -> str:
-        """The element type, as ONNX text has it: half precision on a GPU."""
-        return "float16" if self.cuda else "float"
-
-    @property
-    def dtype(self) -> Any:
-        """The same for NumPy."""
-        return np.float16 if self.cuda else np.float32
-
     def sizes(self, known: Sequence[tuple[int, ...]]) -> Sequence[Any]:
         """The sizes to measure."""
         if self.given:
@@ -158,28 +148,19 @@ class Bound:
         source: bytes | pathlib.Path,
         setting: Setting,
         feeds: Mapping[str, Any],
-        settings: Mapping[str, str] | None = None,
-        *,
-        captured: bool = False,
-        off: Sequence[str] = (),
     ) -> None:
         options = onnxruntime.SessionOptions()
         options.log_severity_level, options.intra_op_num_threads = 4, setting.threads
-        chosen = {**({"enable_cuda_graph": "1"} if captured and setting.cuda else {}), **(settings or {})}
-        providers = [(PROVIDERS[setting.provider], chosen)] + ([PROVIDERS["cpu"]] if setting.cuda else [])
+        providers = [PROVIDERS[setting.provider]] + ([PROVIDERS["cpu"]] if setting.cuda else [])
         given = str(source) if isinstance(source, pathlib.Path) else source
-        self.session = onnxruntime.InferenceSession(given, options, providers=providers, disabled_optimizers=list(off))
+        self.session = onnxruntime.InferenceSession(given, options, providers=providers)
         if PROVIDERS[setting.provider] not in self.session.get_providers():
             raise RuntimeError(f"ONNX Runtime could not start its {PROVIDERS[setting.provider]}")
         self._binding, self._device, self._held = self.session.io_binding(), setting.provider, dict[str, Any]()
         for item in self.session.get_inputs():
             self.give(item.name, feeds[item.name])
         for item in self.session.get_outputs():
-            if captured:
-                room = onnxruntime.OrtValue.ortvalue_from_shape_and_type(item.shape, setting.dtype, setting.provider, 0)
-                self._binding.bind_ortvalue_output(item.name, room)
-            else:
-                self._binding.bind_output(item.name, setting.provider)
+            self._binding.bind_output(item.name, setting.provider)
         for _ in range(_WARM):
             self.run()
 

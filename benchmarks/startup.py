@@ -5,6 +5,7 @@ turns with those of another checkout; then what is imported, by package. Modules
 Writes `results/startup.md`.
 """
 
+# pyright: basic, reportMissingTypeStubs=false
 from __future__ import annotations
 
 import argparse
@@ -17,6 +18,8 @@ import tempfile
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
+
+from benchmarks.harness import table
 
 HERE = Path(__file__).resolve().parent
 MODEL = HERE.parent / "models" / "bundled" / "bert__dyn18__sdpa.onnx"
@@ -54,11 +57,6 @@ def imported(root: Path, folder: Path, repeats: int) -> tuple[Mapping[str, float
     return seconds, counts
 
 
-def row(*cells: object) -> str:
-    """A line of a table."""
-    return f"| {' | '.join(map(str, cells))} |"
-
-
 def tables(roots: Mapping[str, Path], folder: Path, repeats: int) -> list[str]:
     """Lines of Markdown: whole runs, then imports, of one checkout or two."""
     least: dict[tuple[str, str], float] = {}
@@ -68,18 +66,17 @@ def tables(roots: Mapping[str, Path], folder: Path, repeats: int) -> list[str]:
         for level in LEVELS:
             for name, root in roots.items():
                 least[name, level] = min(ran(root, folder, level)[0], least.get((name, level), float("inf")))
-    lines = [row("CPU seconds", *roots), row("---", *["---"] * len(roots))]
-    lines += [row(f"`--verify {level}`", *(f"{least[name, level]:.2f}" for name in roots)) for level in LEVELS]
+    rows = [[f"`--verify {level}`", *(f"{least[name, level]:.2f}" for name in roots)] for level in LEVELS]
     both = [imported(root, folder, repeats) for root in roots.values()]
     most = Counter[str]()
     for seconds, _ in both:
         most |= Counter(seconds)
-    lines += ["", row("import, `--verify none`: ms (modules)", *roots), row("---", *["---"] * len(roots))]
-    for name, seconds in most.most_common():
-        if seconds > 0.004:
-            cells = (f"{taken[name] * 1e3:.0f} ({counts[name]})" if name in taken else "—" for taken, counts in both)
-            lines.append(row(name, *cells))
-    return lines
+    modules = [
+        [name, *(f"{taken[name] * 1e3:.0f} ({counts[name]})" if name in taken else "—" for taken, counts in both)]
+        for name, seconds in most.most_common()
+        if seconds > 0.004
+    ]
+    return [table(["CPU seconds", *roots], rows), "", table(["import, `--verify none`: ms (modules)", *roots], modules)]
 
 
 def main() -> None:
