@@ -111,7 +111,7 @@ def _lengths(inputs: Sequence[ir.Value], given: Sequence[tuple[int, ...] | None]
         for dim, number in zip(value.shape or (), shape or (), strict=False):
             text = None if isinstance(dim, int) else dim.value
             size = sizes.parse(text) if isinstance(text, str) else None
-            if size is not None and size.factor == 1 and len(size.atoms) == 1 and size.atoms[0].evaluate is None:
+            if isinstance(size, sizes.Size) and size.factor == 1 and len(size.atoms) == 1 and size.atoms[0].evaluate is None:
                 found[size.atoms[0].key] = number
     return found
 

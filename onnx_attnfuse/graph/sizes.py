@@ -324,13 +324,13 @@ _EXTREMES: dict[str, Callable[[Dim, Dim], Dim]] = {"max": maximum, "min": minimu
 
 
 @functools.cache
-def parse(text: str) -> Size | None:
-    """Reads a dimension name; exporters write expressions such as `past + seq` there. None if it is not positive in form."""
+def parse(text: str) -> Dim | None:
+    """Reads a dimension name: exporters write expressions such as `past + seq`, or numbers. None if it is no length in form."""
     try:
         dim = _parse(ast.parse(text, mode="eval").body)
     except (SyntaxError, ValueError):
         return symbol(text)
-    return dim if isinstance(dim, Size) else None
+    return dim if isinstance(dim, Size) or dim > 0 else None
 
 
 def _parse(node: ast.expr) -> Dim:

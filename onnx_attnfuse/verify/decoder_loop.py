@@ -177,7 +177,8 @@ class _Judge:
         self._dtypes = {value.name or "": facts.dtype(value) for value in before.graph.inputs}
         self._kinds: Mapping[str, InputKind] = kinds(before.graph, facts)
         self._axes = {name: self._dims[loop.tokens][axis] for axis, name in enumerate(("batch", "new"))}
-        self._root = Equalities(facts.equalities).root
+        self._equalities = Equalities(facts.equalities)
+        self._root = self._equalities.root
         self._fixed = {name: sizes.resolved(dim, loop.numbers) for name, dim in self._axes.items()}
         self._rng = np.random.default_rng(0)
         self._is_large = is_large(before)
@@ -376,7 +377,8 @@ class _Judge:
         return np.maximum(keep.astype(np.int64).cumsum(1) - 1, 0)[:, keep.shape[1] - new :]
 
     def _size(self, dim: sizes.Dim, known: Mapping[str, int] | None = None) -> int:
-        return sizes.evaluate(dim, {name: (known or {}).get(self._root(name), _OTHER) for name in sizes.symbols(dim)})
+        known = {**self._equalities.pins, **(known or {})}
+        return sizes.evaluate(dim, {name: known.get(self._root(name), _OTHER) for name in sizes.symbols(dim)})
 
     def _numpy(self, name: str) -> np.dtype[np.generic]:
         dtype = self._dtypes.get(name)

@@ -90,6 +90,11 @@ class Equalities:
             for left, right in compound
         ]
 
+    @property
+    def pins(self) -> dict[str, int]:
+        """Numbers that symbols are equal to, by the symbol that represents them."""
+        return dict(self._pins)
+
     def assignments(
         self, shapes: Sequence[Dims], profiles: Iterable[Profile] = PROFILES, empty: Iterable[str] = (), reach: int = 0
     ) -> Iterator[Values]:

@@ -191,8 +191,13 @@ def test_other_dimension_names_are_symbols(text: str) -> None:
     assert sizes.parse(text) == symbol(text)
 
 
-@pytest.mark.parametrize("text", ["7", "seq - seq", "2 + 3"])
-def test_a_dimension_name_that_is_a_number_says_nothing(text: str) -> None:
+@pytest.mark.parametrize(("text", "number"), [("7", 7), ("2 + 3", 5)])
+def test_a_dimension_name_that_is_a_number_is_that_number(text: str, number: int) -> None:
+    assert sizes.parse(text) == number
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "seq - seq"])
+def test_a_dimension_name_that_is_no_length_says_nothing(text: str) -> None:
     assert sizes.parse(text) is None
 
 

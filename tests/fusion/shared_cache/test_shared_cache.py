@@ -418,6 +418,18 @@ def test_axes_need_no_names(path: pathlib.Path, *, named_apart: bool) -> None:
     assert_serves(model, result, _PADDINGS["left"], (1, 1, 1))
 
 
+@pytest.mark.parametrize("are_named", [True, False], ids=["numbers as names", "no numbers"])
+def test_heads_and_channels_may_have_numbers_as_names_or_none(are_named: bool) -> None:
+    model = onnx.load(_LLAMA)
+    for value in model.graph.input:
+        for dim in value.type.tensor_type.shape.dim if value.name.startswith("past") else ():
+            if dim.dim_value:
+                dim.dim_param = str(dim.dim_value) if are_named else f"{value.name}_{dim.dim_value}"
+    result = shared(model)
+    assert [(site.op, site.status) for site in result.report.sites] == [("GroupQueryAttention", "fused")] * 2
+    assert_serves(onnx.load(_LLAMA), result, _PADDINGS["left"], (1, 1, 1))
+
+
 @pytest.mark.parametrize(("assumption", "code"), [("equal-pasts", "not-causal"), ("masks-fit", "wide-mask")])
 def test_sizes_that_do_not_follow_are_assumed_to_be_equal_or_told_apart(assumption: str, code: str) -> None:
     model = _unnamed(decoder(other="earlier"), named_apart=True)
