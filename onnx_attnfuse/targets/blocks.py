@@ -6,7 +6,7 @@
     result (b·blocks, w, …) → (b, s, n·v)
 
 Keys outside a strip are masked in all rows of its block, so they have no weight, unless a row has no key at all. Neither block
-nor strip is longer than the sequence: sizes are computed at run time, and a sequence that is shorter than a window is one block.
+nor strip is longer than the sequence: sizes are computed at run time, and a sequence that gains nothing by blocks is one.
 """
 
 from __future__ import annotations
@@ -37,6 +37,8 @@ from onnx_attnfuse.thresholds import ABSORBS
 
 _LEAST_BLOCK = 64
 """Rows of a block at least: the products of smaller ones take as long."""
+_WIDEST = 512
+"""The widest band that is computed in blocks: verification still runs sequences that are long enough for several."""
 _SINCE = 12
 """The opset from which on Min and Max take integers."""
 
@@ -57,7 +59,7 @@ def band_of(spec: AttentionSpec, meaning: Meaning) -> Band | None:
     triangles = [item.offset for item in meaning.predicates if isinstance(item, Causal)]
     windows = [item.reach for item in meaning.predicates if isinstance(item, Window)]
     bands = [(back, back + ahead) for back, ahead in itertools.product(windows, triangles)]
-    known = [Band(back, width) for back, width in bands if isinstance(width, int) and width >= 0]
+    known = [Band(back, width) for back, width in bands if isinstance(width, int) and 0 <= width <= _WIDEST]
     return min(known, key=lambda band: band.width, default=None)
 
 
@@ -81,7 +83,7 @@ def emit_blocks(spec: AttentionSpec, meaning: Meaning, context: BuildContext, en
         raise Refused("old-opset", f"blocks need opset {_SINCE}, and the model has {builder.opset}")
     rows = read_rows(spec, meaning, encoding, bias_emitter(spec, meaning, context), context)
     assert rows.bias is not None
-    strips = Strips(builder, length(axes.b), (length(axes.i), length(axes.j)), _most(band), band.back)
+    strips = Strips(builder, length(axes.b), (length(axes.i), length(axes.j)), _rows(band), (band.back, band.width))
     seen = None if sees_a_key(meaning, context.bounds) else _seeing(strips, rows, context)
     operands = grouped(builder, spec, rows)
     (query, key, value), shared = operands.values, length(operands.kv_heads)
@@ -106,15 +108,14 @@ def emit_blocks(spec: AttentionSpec, meaning: Meaning, context: BuildContext, en
     if seen is not None:
         result = _levelled(builder, result, value, seen, spec, heads)
     letters = " ".join(letter if axis else "1" for letter, axis in zip("bnst", rows.bias.axes, strict=True))
-    form = f"attention_bias {letters}, {' rows and '.join(map(str, _most(band)))} keys at a time"
+    form = f"attention_bias {letters}, {_rows(band)} rows and {_rows(band) + band.width} keys at a time"
     emitted = replacing(builder, result, spec, rows, operands.chosen, operands.targets, form)
     return dataclasses.replace(emitted, node=producer_of(fused))
 
 
-def _most(band: Band) -> tuple[int, int]:
-    """How many rows a block has, and how many keys its strip, in a sequence that is long enough."""
-    rows = max(_LEAST_BLOCK, (band.width + 1) // 2)
-    return rows, rows + band.width
+def _rows(band: Band) -> int:
+    """How many rows a block of a long sequence has at most."""
+    return max(_LEAST_BLOCK, (band.width + 1) // 2)
 
 
 def _channels(axis: Axis) -> int:

@@ -18,27 +18,31 @@ from onnx_attnfuse.reasons import Refused
 
 _INTEGER = ir.DataType.INT64
 _VIEWS = RESHAPES | {"Expand", "Identity"}
-_RANK = 4
+_RANK, _MANY = 4, 8
 
 
 class Strips:
     """Blocks and strips of one attention; those of all that share a window are the same values."""
 
-    def __init__(self, builder: Builder, batch: Dim, lengths: tuple[Dim, Dim], most: tuple[int, int], back: Dim) -> None:
+    def __init__(self, builder: Builder, batch: Dim, lengths: tuple[Dim, Dim], rows: int, reach: tuple[Dim, int]) -> None:
         """Computes which rows and keys go together.
 
         Args:
             builder: The builder.
             batch: The number of entries.
             lengths: The number of rows, and of keys.
-            most: The number of rows of a block and of keys of a strip, where the sequence is long enough.
-            back: How far before its row the first key may be that the row sees.
+            rows: The number of rows that a block of a long sequence has at most.
+            reach: How far before its row the first key may be that the row sees, and how far from there the last.
         """
+        back, width = reach
         self._builder, self._batch = builder, batch
         self._lengths = lengths
-        self.rows, self.keys = (sizes.minimum(length, number) for length, number in zip(lengths, most, strict=True))
-        self.count = sizes.floor_quotient(lengths[0] + self.rows - 1, self.rows)
-        """The number of blocks of an entry."""
+        wanted = sizes.floor_quotient(lengths[0] + (rows - 1), rows)
+        several = sizes.floor_quotient(lengths[1] - 1, 2 * rows + width)  # 0 where strips would have nearly all keys
+        self.count = sizes.minimum(wanted, several * _MANY + 1)
+        """The number of blocks of an entry, which are about equally long."""
+        self.rows = sizes.floor_quotient(lengths[0] + self.count - 1, self.count)
+        self.keys = sizes.minimum(lengths[1], self.rows + width)
         self._filled = self.count * self.rows
         first = self._integer("Mul", builder.counting(self.count), builder.shape([self.rows]))
         last = self._integer("Sub", builder.shape([lengths[1]]), builder.shape([self.keys]))
@@ -46,8 +50,8 @@ class Strips:
         begin = self._integer("Max", begin, builder.constant([0]))
         self._columns = self._grid(begin, self.keys)
         """(blocks, 1, k): the keys of each block."""
-        rows = builder.transpose(self._grid(first, self.rows), [0, 2, 1])
-        self._rows = self._integer("Min", rows, self._integer("Sub", builder.shape([lengths[0]]), builder.constant([1])))
+        taken = builder.transpose(self._grid(first, self.rows), [0, 2, 1])
+        self._rows = self._integer("Min", taken, self._integer("Sub", builder.shape([lengths[0]]), builder.constant([1])))
         """(blocks, w, 1): its rows, the last one again where it is filled up."""
         self._known: dict[ir.Value, ir.Value] = {}
 

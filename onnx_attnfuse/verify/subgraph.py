@@ -374,14 +374,14 @@ def _is_of_shapes(value: ir.Value | None) -> bool:
     return False
 
 
-_COUNTING = COMPARES | {"Add", "Sub", "Min", "Max", "Clip", "Trilu"}
+_COUNTING = COMPARES | {"Add", "Clip", "Div", "Max", "Min", "Sub", "Trilu"}
 _WINDOWS = "left_window_size", "right_window_size", "local_window_size"
 _SHOWS, _MOST = 4, 1024
 """Numbers up to the first show at the usual lengths; those above the second would make pieces too large to judge."""
 
 
 def reach_of(nodes: Iterable[ir.Node]) -> int:
-    """The largest number that positions are compared with or moved by, as far as it is worth a longer sequence; else 0."""
+    """The largest number that positions are compared with, moved or divided by, as far as longer sequences pay; else 0."""
     found = 0
     for node in nodes:
         numbers = [attribute(node, name, 0) for name in _WINDOWS if name in node.attributes]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 
 import numpy as np
@@ -11,6 +12,9 @@ import onnxruntime
 import pytest
 
 import onnx_attnfuse
+from onnx_attnfuse.attention.masks.classify import Meaning
+from onnx_attnfuse.attention.spec import AttentionSpec
+from onnx_attnfuse.targets import blocks
 
 _TEXT = """<ir_version: 9, opset_import: ["" : 18]>
 model ({kind}[b, {rows}, 32] q, {kind}[b, {keys}, {width}] k, {kind}[b, {keys}, {width}] v, int64[b, {keys}] mask,
@@ -19,7 +23,7 @@ model ({kind}[b, {rows}, 32] q, {kind}[b, {keys}, {width}] k, {kind}[b, {keys}, 
 <int64[4] heads = {{0, 0, 4, 8}}, int64[5] groups = {{0, 0, 2, 1, 8}}, int64[5] twice = {{1, 1, 1, 2, 1}},
  int64[3] flat = {{0, 0, 32}}, float scale32 = {{0.35}}, float nothing32 = {{0}}, float fill32 = {{{fill}}},
  int64 zero = {{0}}, int64 one = {{1}}, int64[1] last = {{1}}, int64 two = {{2}}, int64 three = {{3}}, int64 nine = {{9}},
- int64 many = {{600}}, int64[2] middle = {{1, 2}}>
+ int64[2] middle = {{1, 2}}>
 {{ scale = Cast<to={number}>(scale32) nothing = Cast<to={number}>(nothing32) fill = Cast<to={number}>(fill32)
    q4 = Reshape(q, heads) qt = Transpose<perm=[0, 2, 1, 3]>(q4) {operands}
    kt = Transpose<perm=[0, 2, 3, 1]>(k4) vt = Transpose<perm=[0, 2, 1, 3]>(v4)
@@ -42,7 +46,7 @@ _NEAR, _BACK = "near = LessOrEqual(far, three)", "recent = Less(behind, nine) ne
 _SHIFTED = "early = Less(behind, nine) late = Greater(behind, three) near = And(early, late)"
 _ALONE, _PADDED = " allowed = Identity(near)", " allowed = And(near, key)"
 _WINDOWS = {_NEAR: (-3, 3), _BACK: (-8, 0), _SHIFTED: (-8, -4)}
-LENGTHS = (1, 3, 4, 63, 64, 65, 68, 72, 128, 131, 200)
+LENGTHS = (1, 3, 4, 63, 64, 65, 70, 72, 134, 135, 136, 200)
 
 
 def _model(
@@ -148,7 +152,7 @@ MISSES = {
     "no end behind": _model("near = LessOrEqual(behind, three)"),
     "a window that is an input": _model("near = LessOrEqual(far, any)"),
     "rows without a key keep something of their scores": _model(fill="-10000"),
-    "more keys than blocks pay for": _model("near = LessOrEqual(far, many)"),
+    "more keys than blocks pay for": _model("wide = Constant<value_int = 254>() near = LessOrEqual(far, wide)"),
     "a sequence that is not much longer than the window": _model(rows="80", keys="80"),
     "one row": _model(rows="1", keys="t"),
     "float16": _model(kind="float16", fill="-65504"),
@@ -165,5 +169,20 @@ def test_lengths_that_are_told_decide(length: int, blocks: bool) -> None:
     assert ("at a time" in _mask_form(_model(), dim={"s": length})[1]) == blocks
 
 
-def test_a_wide_window_of_a_long_sequence() -> None:
-    assert "600 rows and 1800 keys" in _mask_form(_model("near = LessOrEqual(far, many)"), dim={"s": 8192})[1]
+@pytest.mark.parametrize(("number", "blocks"), [("254", True), ("600", False)])
+def test_a_long_sequence_has_blocks_for_windows_that_verification_sees(number: str, blocks: bool) -> None:
+    model = _model(f"wide = Constant<value_int = {number}>() near = LessOrEqual(far, wide)")
+    assert ("at a time" in _mask_form(model, dim={"s": 8192})[1]) == blocks
+
+
+def test_strips_that_begin_too_late_are_seen_by_verification(monkeypatch: pytest.MonkeyPatch) -> None:
+    read = blocks.band_of
+
+    def late(spec: AttentionSpec, meaning: Meaning) -> blocks.Band | None:
+        band = read(spec, meaning)
+        return None if band is None else dataclasses.replace(band, back=band.back - 1)
+
+    monkeypatch.setattr(blocks, "band_of", late)
+    (site,) = onnx_attnfuse.optimize(_model(), ep="cpu", verify="sites").report.sites
+    assert [reason.code for reason in site.reasons] == ["differs"]
+    assert "at a time" not in (site.mask_form or "")

@@ -39,6 +39,12 @@ def test_the_reach_is_that_of_a_window_unless_it_shows_anyway_or_never(back: int
     assert reach_of(model.graph) == reach
 
 
+def test_numbers_that_lengths_are_divided_by_count() -> None:
+    text = "g (int64[2] x) => (int64[2] y) <int64 strip = {70}> { y = Div (x, strip) }"
+    model, _ = from_any(onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["" : 20]> {text}'))
+    assert reach_of(model.graph) == 70
+
+
 def test_windows_that_differ_by_one_far_away_are_told_apart() -> None:
     assert not onnx_attnfuse.verify_models(_model(127), _model(126)).equal
     assert onnx_attnfuse.verify_models(_model(127), _model(127)).equal
