@@ -19,7 +19,7 @@ from onnx_attnfuse.containment import Subject, collecting, contained, tell
 from onnx_attnfuse.fusion import capturing, decoders, dequantising, passes, quantising, report_run
 from onnx_attnfuse.fusion.enabling import AFTER, BEFORE
 from onnx_attnfuse.fusion.pass_context import ModelPass, Pass, PassContext, Run
-from onnx_attnfuse.graph import io
+from onnx_attnfuse.graph import faults, io
 from onnx_attnfuse.graph.scopes import scopes
 from onnx_attnfuse.language.matcher.near_miss import Trace
 from onnx_attnfuse.language.registry.discovery import load
@@ -150,6 +150,7 @@ def _read(run: Run) -> Iterator[PassContext]:
             scope = next(pending, None)
             if scope is None:
                 return
+            faults.note_types(run.model, scope.graph, scope.facts.dtype)
             run.graphs.append(PassContext(run, scope))
         yield run.graphs[-1]
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import cast
 
 import onnx
@@ -20,7 +20,7 @@ from onnx_attnfuse.errors import InternalError
 from onnx_attnfuse.graph.ops import CONTRIB, plain_domain
 from onnx_attnfuse.graph.schemas import VARIADIC, table
 from onnx_attnfuse.graph.tensors import all_graphs, bodies
-from onnx_attnfuse.graph.types import mixed_types
+from onnx_attnfuse.graph.types import mixed_types, mixed_types_in
 
 _NOTED = "onnx_attnfuse.faults"
 
@@ -51,6 +51,18 @@ def note(model: ir.Model) -> None:
     model.meta[_NOTED] = _Noted(frozenset(key for key, _ in _faults(model, functions)), functions)
 
 
+def note_types(model: ir.Model, graph: Iterable[ir.Node], dtype_of: Callable[[ir.Value], ir.DataType | None]) -> None:
+    """Notes, in place, operands of different types that a graph comes with and does not declare."""
+    noted = cast("_Noted", model.meta.get(_NOTED) or _Noted())
+    found = {_type_fault(node) for node, _ in mixed_types_in(graph, dtype_of)}
+    if not found <= noted.faults:
+        model.meta[_NOTED] = dataclasses.replace(noted, faults=noted.faults | found)
+
+
+def _type_fault(node: ir.Node) -> tuple[str, ...]:
+    return "types", node.domain, node.op_type
+
+
 def check_faults(model: ir.Model) -> None:
     """Check that a model has no fault that it did not have when it was read.
 
@@ -72,7 +84,7 @@ def _faults(model: ir.Model, functions: frozenset[tuple[str, str]]) -> Iterator[
         for value in graph.initializers.values():
             yield from _initializer_faults(value)
     for node, kinds in mixed_types(model):
-        yield ("types", node.domain, node.op_type), f"{_label(node)} takes operands of one type, and has {kinds}"
+        yield _type_fault(node), f"{_label(node)} takes operands of one type, and has {kinds}"
     for part in bodies(model):
         opsets = {plain_domain(domain): version for domain, version in (part.opset_imports or model.opset_imports).items()}
         for node in part.all_nodes():

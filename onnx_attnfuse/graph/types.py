@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import onnx
 import onnx_ir as ir
@@ -27,14 +27,19 @@ def check_types(model: ir.Model, where: str) -> None:
 def mixed_types(model: ir.Model) -> Iterator[tuple[ir.Node, str]]:
     """The nodes of standard operators whose operands must share a type and do not, each with their types and names."""
     for graph in all_graphs(model):
-        for node in graph:
-            if node.domain not in STANDARD or len(node.inputs) < 2:
-                continue
-            for places in _alike(node.op_type):
-                operands = [node.inputs[place] for place in places if place < len(node.inputs)]
-                declared = {value.dtype: value for value in operands if value is not None and value.dtype is not None}
-                if len(declared) > 1:
-                    yield node, " and ".join(f"{dtype.name.lower()} '{value.name}'" for dtype, value in declared.items())
+        yield from mixed_types_in(graph, lambda value: value.dtype)
+
+
+def mixed_types_in(graph: Iterable[ir.Node], dtype_of: Callable[[ir.Value], ir.DataType | None]) -> Iterator[tuple[ir.Node, str]]:
+    """The same of one graph, by any account of the types of its values."""
+    for node in graph:
+        if node.domain not in STANDARD or len(node.inputs) < 2:
+            continue
+        for places in _alike(node.op_type):
+            operands = [node.inputs[place] for place in places if place < len(node.inputs)]
+            known = {dtype: value for value in operands if value is not None and (dtype := dtype_of(value)) is not None}
+            if len(known) > 1:
+                yield node, " and ".join(f"{dtype.name.lower()} '{value.name}'" for dtype, value in known.items())
 
 
 @functools.cache

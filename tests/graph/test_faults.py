@@ -150,12 +150,13 @@ _ATTENTION = """q, k, v = Split<axis = 0, num_outputs = 3>(qkv)
         "z = NotOfTheStandard(y)",
         "z = com.microsoft.BiasGelu(y)",
         "z = Relu(y, y)",
+        "w = Mul(y, half) z = Relu(w)",
     ],
 )
 @pytest.mark.parametrize("as_ir", [False, True])
 def test_what_the_source_has_already_is_left(extra: str, as_ir: bool) -> None:
     text = f"""<ir_version: 10, opset_import: ["" : 20, "com.microsoft" : 1]>
-    g (float[3,2,5,8] qkv) => (float[1,2,5,8] z) {{ {_ATTENTION.replace(chr(10), " ")} {extra} }}"""
+    g (float[3,2,5,8] qkv, float16[8] half) => (float[1,2,5,8] z) {{ {_ATTENTION.replace(chr(10), " ")} {extra} }}"""
     proto = onnx.parser.parse_model(text)
     result = onnx_attnfuse.optimize(ir.from_proto(proto) if as_ir else proto, verify="none")
     assert result.report.fused == 1
