@@ -11,6 +11,7 @@ import contextlib
 import dataclasses
 import functools
 import logging
+import math
 import re
 import traceback
 import warnings
@@ -42,7 +43,9 @@ not run; one that it runs wrongly when it optimises, as it does the result."""
 
 
 _LEVEL = 2.5
-"""How large scores are at most that `level-rows` is said of; biases come on top."""
+"""How large scores are at most that `level-rows` is said of in float16; biases come on top."""
+_LEVEL_SINGLE = 30.0
+"""How large scores are at most of which -1e9 leaves nothing in float32."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,11 +112,13 @@ class Subject:
         return self._cases
 
     def _are_level(self, inputs: Mapping[str, Array]) -> bool:
-        """Whether scores are as small as they are taken to be beside -1e4 in float16 (`level-rows`), with what a bias adds."""
-        if not is_small(self.recipe) or not isinstance(self.original, Reference) or self.recipe.journey == "gradients":
-            return True
-        found = Reference(self.written.flat).run(self.written.scores, inputs) if self.written.scores else []
-        return all(not scores.size or float(np.abs(scores).max()) <= _LEVEL for scores in found)
+        """Whether scores are as small as `level-rows` says, beside -1e4 in float16 with what a bias adds, or beside -1e9."""
+        if self.recipe.journey == "gradients":
+            most = _LEVEL_SINGLE if "-1e9" in {self.recipe.floor, *(mask.fill for mask in self.recipe.masks)} else math.inf
+        else:
+            most = _LEVEL if is_small(self.recipe) and isinstance(self.original, Reference) else math.inf
+        found = Reference(self.written.flat).run(self.written.scores, inputs) if self.written.scores and most < math.inf else []
+        return all(not scores.size or float(np.abs(scores).max()) <= most for scores in found)
 
     def _ran(self, sizes: Sizes, inputs: Mapping[str, Array]) -> list[Array] | None:
         """What the original computes; nothing if it loses an axis on the way, as reshapes with -1 do where a length is 0."""
@@ -142,7 +147,9 @@ class Subject:
         except RuntimeRefusal:
             wide = None
         half = narrowed(self._flat)
-        narrow = (Reference(half), _Session(half)) if self.recipe.journey.startswith("convert") else ()
+        narrow: tuple[Runner, ...] = (Reference(half), _Session(half)) if self.recipe.journey.startswith("convert") else ()
+        if self.recipe.dtype == "float16" and isinstance(self.original, _Session):
+            narrow += (Reference(self._flat),)  # ONNX Runtime skips a Cast to float16 before one to float32
         return Opinions(self.original, wide, self.recipe, narrow)
 
     def prepare(self) -> None:
