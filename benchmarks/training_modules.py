@@ -44,7 +44,7 @@ class Row:
     sites: int = 0
     fused: int = 0
     handed: str = ""
-    """How masks are handed over, and on which kernels, or why an attention stays."""
+    """How masks are passed, and on which kernels, or why an attention stays."""
     result: float | None = None
     gradients: float | None = None
     """How far result and gradients are from eager's, in parts of the largest, at worst over all paddings."""

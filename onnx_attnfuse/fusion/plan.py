@@ -1,4 +1,4 @@
-"""Choosing the operator for one attention, and the ways to hand its mask over; every refusal is kept."""
+"""Choosing the operator for one attention, and the ways to pass its mask; every refusal is kept."""
 
 from __future__ import annotations
 

@@ -237,7 +237,7 @@ class _GraphCheck:
 
 
 def _is_text(name: object) -> bool:
-    """Protobuf hands over bytes where a string field does not hold UTF-8."""
+    """Protobuf passes bytes where a string field does not hold UTF-8."""
     return isinstance(name, str)
 
 

@@ -17,7 +17,7 @@ from onnx_attnfuse.graph.sizes import Dim
 from onnx_attnfuse.reasons import Reason
 
 MaskForm = Literal["none", "lengths", "ranges", "bias", "raw"]
-"""How a mask is handed over: not at all, as (b) lengths, as (3b+2) lengths and offsets, as an additive bias, or key by key as 0
+"""How a mask is passed: not at all, as (b) lengths, as (3b+2) lengths and offsets, as an additive bias, or key by key as 0
 and 1, which is never chosen but exists in models."""
 LONG = 256
 """Queries or keys from which on the memory-efficient kernel takes types other than float16."""
@@ -130,7 +130,7 @@ def same_head_sizes(params: AttentionParams) -> Reason | None:
 
 
 def masks(*allowed: MaskForm) -> Condition:
-    """The mask is handed over in one of these forms."""
+    """The mask is passed in one of these forms."""
     words = {"none": "no mask", "lengths": "lengths", "ranges": "lengths with offsets", "bias": "a bias", "raw": "0 and 1"}
 
     def condition(params: AttentionParams) -> Reason | None:

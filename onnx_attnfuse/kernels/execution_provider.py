@@ -91,7 +91,7 @@ class OpSupport:
     keys_by_head: bool = False
     """Whether MultiHeadAttention takes keys and values as (b, n, t, h)."""
     broadcasts_bias: bool = False
-    """Whether a bias may be broadcast over all entries or all heads; if not, or not known, it is handed over as (b, n, s, t)."""
+    """Whether a bias may be broadcast over all entries or all heads; if not, or not known, it is passed as (b, n, s, t)."""
     bias_beside_lengths: bool = False
     """Whether GroupQueryAttention is known to add a bias where each entry has a length of its own."""
     reads_without_new_keys_from: tuple[int, int] | None = None

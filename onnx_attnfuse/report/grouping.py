@@ -77,7 +77,7 @@ class Row:
 
     @property
     def form(self) -> list[str]:
-        """How the mask is handed over, where there is one."""
+        """How the mask is passed, where there is one."""
         if self.site.status == "spelled-out":
             return [f"as: {self.site.mask_form}"] if self.site.mask_form else []
         return [f"mask: {self.site.mask_form}"] if self.site.mask_form not in {None, "none"} else []

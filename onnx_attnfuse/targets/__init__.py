@@ -24,7 +24,7 @@ class Target(Protocol):
         ...
 
     def encodings(self, spec: AttentionSpec, meaning: Meaning) -> tuple[MaskEncoding, ...]:
-        """How the mask can be handed over, and for which batches each way is exact."""
+        """How the mask can be passed, and for which batches each way is exact."""
         ...
 
     def emit(

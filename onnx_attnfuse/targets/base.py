@@ -38,7 +38,7 @@ class MaskEncoding:
     """Exact only if batch == 1, query length == 1, or the cache is empty: the operator appends no more at once."""
 
     band: int | None = None
-    """Rows are handed over in blocks with the keys they may see: so many more than a block has rows. None: all at once."""
+    """Rows are passed in blocks with the keys they may see: so many more than a block has rows. None: all at once."""
 
     @property
     def is_exact(self) -> bool:
@@ -95,7 +95,7 @@ class Emitted:
     """The fused operator."""
     layouts: Layouts
     mask: str
-    """The form in which the mask is handed over, for a reader."""
+    """The form in which the mask is passed, for a reader."""
     scale: float
     operands: tuple[ir.Value, ...] = ()
     """Values further up than the operands of the attention that it reads in their place."""

@@ -1,4 +1,4 @@
-"""A mask with a bias for an operator whose past and present are one buffer: handed over as a bias in the buffer's order.
+"""A mask with a bias for an operator whose past and present are one buffer: passed as a bias in the buffer's order.
 
 The buffer holds real tokens only, those that padding is between next to each other. So the bias of the source gets its columns in
 the order in which the buffer has keys, and its rows in that in which new tokens go to the operator.
@@ -42,7 +42,7 @@ class Places:
 
 
 def refuse_bias(spec: AttentionSpec, meaning: Meaning, context: BuildContext, *, is_buffered: bool) -> Reason | None:
-    """Why the bias of an attention cannot be handed over beside lengths, or None if it can."""
+    """Why the bias of an attention cannot be passed beside lengths, or None if it can."""
     if not is_buffered:
         return Reason("mask-form", "GroupQueryAttention is given a bias only where past and present are one buffer")
     if not supported(INFO.key, context.device.provider).bias_beside_lengths:

@@ -76,14 +76,14 @@ def read_rows(
     *,
     zeroes: bool = False,
 ) -> Rows:
-    """Emits the bias, if one is to be handed over, and decides on corrections of fully masked rows.
+    """Emits the bias, if one is to be passed, and decides on corrections of fully masked rows.
 
     An encoding that is exact for some batches only, in which every row has a key, needs nothing.
 
     Args:
         spec: The attention.
         meaning: Its mask, understood.
-        encoding: The form in which the mask is handed over.
+        encoding: The form in which the mask is passed.
         bias_emitter: The emitter of its bias, if that is the form.
         context: The builder and its facts.
         zeroes: The operator gives 0 to rows that -inf or the lowest number of their type masks throughout.

@@ -1,6 +1,6 @@
 """com.microsoft.GroupQueryAttention: causal attention with a cache, also within a window, capped, of grouped heads.
 
-It reads lengths, not masks: padding is not handed over, only batches without any are its own. Where its cache is one buffer it
+It reads lengths, not masks: padding is not passed, only batches without any are its own. Where its cache is one buffer it
 may be given a mask with a bias too (`buffered_bias.py`). Its kernels read grouped heads and the cache as they lie and spare the
 scores outside of a window, which no bias does. It always writes a cache, also where nobody reads it: without one it pays before
 Hopper only, with many scores.
@@ -129,7 +129,7 @@ def emit(
         spec: The attention.
         meaning: The meaning of its mask.
         context: The builder and its facts.
-        encoding: How the mask is handed over.
+        encoding: How the mask is passed.
         flat: Of no effect here.
         buffered: Its lengths where past and present are one buffer; else they follow from the lengths of the keys.
 
@@ -209,7 +209,7 @@ def takes_in_norms(context: BuildContext) -> bool:
 
 
 def merges_projections(context: BuildContext) -> bool:
-    """Whether it pays to make one product of those of queries, keys and values, for one tensor to hand over."""
+    """Whether it pays to make one product of those of queries, keys and values, for one tensor to pass."""
     return "merged-projections" in context.device.provider.pays
 
 

@@ -240,7 +240,7 @@ def replacing(
         rows: The corrections of its rows.
         chosen: The sources that query, key and value were taken from.
         targets: The layouts they were brought into.
-        mask: The form in which the mask is handed over.
+        mask: The form in which the mask is passed.
         cached: The operator gives keys and values with those of earlier positions too.
         layout: The layout of the output where it is another one; no row of it is corrected then.
     """

@@ -23,7 +23,7 @@ def refuse_scores(spec: AttentionSpec, op: str) -> Reason | None:
 
 
 def encodings(spec: AttentionSpec, meaning: Meaning) -> tuple[MaskEncoding, ...]:
-    """Every way to hand the mask over, and for which batches each is exact.
+    """Every way to pass the mask, and for which batches each is exact.
 
     The kernels align the causal triangle differently where there are more keys than queries: both must be proven equal in number.
     """
@@ -48,7 +48,7 @@ def encodings(spec: AttentionSpec, meaning: Meaning) -> tuple[MaskEncoding, ...]
 
 
 def shown(encoding: MaskEncoding, bias: IndexedValue | None, lengths: str) -> str:
-    """The form in which the mask is handed over; `lengths` is the input that takes lengths."""
+    """The form in which the mask is passed; `lengths` is the input that takes lengths."""
     words = ["unidirectional"] if encoding.causal else []
     if bias is not None:
         words.append(

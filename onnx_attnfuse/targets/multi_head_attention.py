@@ -41,7 +41,7 @@ def refuse(spec: AttentionSpec, meaning: Meaning, context: BuildContext) -> Reas
 
 
 def encodings(spec: AttentionSpec, meaning: Meaning) -> tuple[MaskEncoding, ...]:
-    """Every way to hand the mask over, and for which batches each is exact; a window in blocks besides."""
+    """Every way to pass the mask, and for which batches each is exact; a window in blocks besides."""
     return (*whole_encodings(spec, meaning), *block_encodings(spec, meaning))
 
 
@@ -52,7 +52,7 @@ def emit(spec: AttentionSpec, meaning: Meaning, context: BuildContext, encoding:
         spec: The attention.
         meaning: Its mask, understood.
         context: The builder and its facts.
-        encoding: How to hand the mask over, one of `encodings`.
+        encoding: How to pass the mask, one of `encodings`.
         flat: Do not take keys and values as (b, n, t, h).
 
     Raises:

@@ -46,7 +46,7 @@ def refuse(spec: AttentionSpec, meaning: Meaning, context: BuildContext) -> Reas
 
 
 def encodings(spec: AttentionSpec, meaning: Meaning) -> tuple[MaskEncoding, ...]:
-    """How the mask is handed over.
+    """How the mask is passed.
 
     The operator's triangle begins with the first new row and the first key, or with the first new key where there is a cache.
     """
@@ -112,7 +112,7 @@ def emit(spec: AttentionSpec, meaning: Meaning, context: BuildContext, encoding:
 
 
 def _shown(encoding: MaskEncoding, bias: IndexedValue | None) -> str:
-    """The form in which the mask is handed over."""
+    """The form in which the mask is passed."""
     words = ["is_causal"] if encoding.causal else []
     if bias is not None:
         letters = (letter if axis else "1" for letter, axis in zip("bnst", bias.axes, strict=True))

@@ -112,7 +112,7 @@ def attend(
     Args:
         context: The builder and its facts.
         spec: The attention.
-        meaning: Its mask; where it adds something too, all of it is handed over.
+        meaning: Its mask; where it adds something too, all of it is passed.
         chosen: The sources of query, key and value.
         operands: The same in packed form, their first axis the tokens.
         packing: Where the tokens come from.

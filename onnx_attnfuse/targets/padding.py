@@ -1,4 +1,4 @@
-"""Padding handed over as lengths: which keys are kept, how many, and whether lengths can express them.
+"""Padding passed as lengths: which keys are kept, how many, and whether lengths can express them.
 
 Nothing is assumed of a mask that is data. Nodes emitted here compute at run time whether the padding of a batch is on the right,
 with a key left in every entry (`right_padded`), or whether there is none (`unpadded`).

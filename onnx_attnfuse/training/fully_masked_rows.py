@@ -2,7 +2,7 @@
 
 Kernels keep no weights but one number per row, the logarithm of its sum, and compute the weights anew from that in the backward
 part. In a row that -3.4e38 masks throughout the mask has swallowed the logarithm: every weight comes out as 1 instead of 1/T, and
-gradients are T times too large (measured on PyTorch's CPU kernel). So such rows are handed over in a form that loses nothing:
+gradients are T times too large (measured on PyTorch's CPU kernel). So such rows are passed in a form that loses nothing:
 
     top is the largest number of a row's mask
     top <= -1000             bias - top in the place of the bias, which a softmax does not see

@@ -164,7 +164,7 @@ class _Run:
         return kernel.refuse(demand, self.device)
 
     def _handed(self, site: TrainingSite, demand: Demand) -> Handed:
-        """How the mask is handed over.
+        """How the mask is passed.
 
         Raises:
             Refused: No way is exact.
@@ -216,7 +216,7 @@ def _check(spec: AttentionSpec) -> None:
 
 
 def _demand(site: TrainingSite, facts: Facts) -> Demand:
-    """A site's demand on a kernel; a mask whose gradient is asked for is handed over as a bias, also where it only masks."""
+    """A site's demand on a kernel; a mask whose gradient is asked for is passed as a bias, also where it only masks."""
     spec, meaning = site.spec, site.meaning
     axes, triangle, trained = spec.axes, meaning.only_causal, bool(site.backward.biases)
     causal = triangle is not None and triangle.offset == 0 and not trained

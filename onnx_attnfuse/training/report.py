@@ -27,7 +27,7 @@ class TrainingSiteReport:
     """Heads and head size."""
     dropout: float = 0.0
     handed: str = ""
-    """How the mask is handed over."""
+    """How the mask is passed."""
     own_call: bool = False
     """The attention is a call of PyTorch that the module makes itself, and that stays."""
     buffers: tuple[str, ...] = ()

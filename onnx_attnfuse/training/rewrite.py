@@ -64,7 +64,7 @@ def _ordered(axes: Axes, layout: Layout) -> Axes:
 
 @dataclasses.dataclass(frozen=True)
 class Handed:
-    """How the mask is handed over."""
+    """How the mask is passed."""
 
     causal: bool
     bias: bool
@@ -124,7 +124,7 @@ class _Building:
         return [*pairs, *self._gradients(given.correction.gradients(found, call, given.query, keys=backward.key is not None))]
 
     def _rows(self) -> Levelled | IndexedValue | None:
-        """The mask as a bias, if it is handed over as one."""
+        """The mask as a bias, if it is passed as one."""
         if not self.handed.bias:
             return None
         dtype = ir.DataType.FLOAT if _only_forbids(self.site.meaning) else self.dtype

@@ -1,4 +1,4 @@
-"""Gradient graphs read from the protobuf that ORTModule hands over, and written back into it."""
+"""Gradient graphs read from the protobuf that ORTModule passes, and written back into it."""
 
 from __future__ import annotations
 

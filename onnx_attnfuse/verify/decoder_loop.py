@@ -138,7 +138,7 @@ def _judged(before: ir.Model, after: ir.Model, loop: Loop, operators: Operators)
 
 
 def started(model: ir.Model, path: pathlib.Path, operators: Operators) -> PieceSession | Reference:
-    """A model in ONNX Runtime; by way of files where it is too large to be handed over."""
+    """A model in ONNX Runtime; by way of files where it is too large to be passed."""
     try:
         return session(model, operators=operators)
     except ModelError:

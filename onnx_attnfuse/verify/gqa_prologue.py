@@ -87,7 +87,7 @@ def _rotate(node: ir.Node) -> None:
 
 
 def unpack(node: ir.Node) -> None:
-    """Slices queries, keys and values from the one tensor that they are handed over as, if they are."""
+    """Slices queries, keys and values from the one tensor that they are passed as, if they are."""
     packed, graph = node.inputs[0], node.graph
     total = None if packed is None else _last(packed)
     if node.inputs[1] is not None or packed is None or total is None or graph is None:

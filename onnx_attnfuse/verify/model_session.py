@@ -52,7 +52,7 @@ def session(source: Source, inner: Iterable[str] = (), operators: Operators = ()
         operators: Operators of other domains in NumPy.
 
     Raises:
-        ModelError: It is too large to be handed over.
+        ModelError: It is too large to be passed.
         RuntimeRefusal: ONNX Runtime does not take it.
     """
     inner = list(inner)

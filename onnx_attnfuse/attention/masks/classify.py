@@ -63,7 +63,7 @@ class Meaning:
 
     @property
     def nan(self) -> Reason | None:
-        """Why a mask with NaN in it cannot be handed over, or None."""
+        """Why a mask with NaN in it cannot be passed, or None."""
         if any(map(has_nan, self.biases)):
             return Reason("nan-fill", "the mask contains NaN, which makes whole rows NaN")
         return None

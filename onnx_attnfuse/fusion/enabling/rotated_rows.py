@@ -3,7 +3,7 @@
     RestorePadding ─ RotaryEmbedding(positions (b, s))     RotaryEmbedding(positions of the rows) ─ RestorePadding
 
 A rotation leaves 0 as it is, and RestorePadding has 0 elsewhere. The operator takes no more tokens than its tables have
-rows, so that the rows are handed over in parts of that length, as entries.
+rows, so that the rows are passed in parts of that length, as entries.
 """
 
 from __future__ import annotations

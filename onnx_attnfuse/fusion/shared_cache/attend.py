@@ -44,7 +44,7 @@ class Attended:
 
     @property
     def form(self) -> str:
-        """The form in which the mask and the operands are handed over, for a reader."""
+        """The form in which the mask and the operands are passed, for a reader."""
         return self.emitted.mask if self.node.inputs[KEY] is not None else f"{self.emitted.mask}, packed qkv"
 
 

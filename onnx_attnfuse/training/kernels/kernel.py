@@ -44,7 +44,7 @@ class Demand:
     head_size: Dim
     v_head_size: Dim
     bias: bool
-    """The mask has to be handed over as numbers that are added to the scores."""
+    """The mask has to be passed as numbers that are added to the scores."""
     causal: bool
     """Keys after the row are not seen, counted from the start of both, and nothing else is masked."""
     square: bool

@@ -100,7 +100,7 @@ class _Run:
         return dataclasses.replace(report, reasons=(attempt.reason,))
 
     def _replaced(self, planner: Planner, site: CapturedSite) -> CallPlan:
-        """Puts a call into the place of an attention: one without flex attention where its rule cannot be handed over.
+        """Puts a call into the place of an attention: one without flex attention where its rule cannot be passed.
 
         Raises:
             Refused: No call is exact.

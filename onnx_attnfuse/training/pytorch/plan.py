@@ -26,7 +26,7 @@ from onnx_attnfuse.training.kernels.pytorch import CPU_FLASH_CHOSEN, EFFICIENT, 
 from onnx_attnfuse.training.pytorch.sites import CapturedSite
 
 Form = Literal["none", "causal", "kept", "bias", "rule"]
-"""How a mask is handed over: not at all, by the argument `is_causal`, as truth values, as numbers, as a rule of flex
+"""How a mask is passed: not at all, by the argument `is_causal`, as truth values, as numbers, as a rule of flex
 attention."""
 Rows = Literal["none", "zero", "void", "replaced", "shifted", "added", "infinite", "levelled"]
 """Correction of rows without a key: none, as there are none; they are 0, or NaN, where scores are replaced; equal weights, where
@@ -65,7 +65,7 @@ class CallPlan:
 
     @property
     def words(self) -> str:
-        """How the mask is handed over, for a reader."""
+        """How the mask is passed, for a reader."""
         words = {
             "none": "without a mask",
             "causal": "causal by attribute",
@@ -90,7 +90,7 @@ class Planner:
         Args:
             site: The attention.
             trained: Something that is added to its scores has a gradient.
-            no_rule: Why its mask cannot be handed over as a rule, as far as that was tried.
+            no_rule: Why its mask cannot be passed as a rule, as far as that was tried.
 
         Raises:
             Refused: No call is exact.
@@ -113,7 +113,7 @@ class Planner:
         return self._kernel(site, form, rows, tuple(others), trained=trained, is_new=is_new)
 
     def _has(self, site: CapturedSite, form: Form) -> bool:
-        """Whether the module's own call hands its mask over in a form already."""
+        """Whether the module's own call passes its mask in a form already."""
         call = site.call
         assert call is not None
         causal = (len(call.args) > 5 and bool(call.args[5])) or bool(call.kwargs.get("is_causal"))
@@ -161,7 +161,7 @@ class Planner:
         return (*(_KERNELS[kernel.name] for kernel in order if self._switch(kernel) is not False), _KERNELS[MATH])
 
     def _form(self, spec: AttentionSpec, meaning: Meaning) -> Form:
-        """How the mask is handed over.
+        """How the mask is passed.
 
         Raises:
             Refused: No way is exact.

@@ -1,4 +1,4 @@
-"""Queries, keys and values handed over as one tensor: what one product makes, or what was one tensor before it was split."""
+"""Queries, keys and values passed as one tensor: what one product makes, or what was one tensor before it was split."""
 
 from __future__ import annotations
 
