@@ -56,8 +56,7 @@ def drop_needless(graph: PassContext) -> int:
 
 def embed_arguments(run: Run) -> int:
     """Gives functions the constants that all calls pass to them, in a model with attention."""
-    parts = run.model.graph, *run.model.functions.values()
-    if not any(node.op_type in _MAY_BEGIN or is_attention(node) for part in parts for node in all_nodes(part)):
+    if not any(node.op_type in _MAY_BEGIN or is_attention(node) for part in bodies(run.model) for node in all_nodes(part)):
         return 0
     return arguments.embed_arguments(run.model)
 

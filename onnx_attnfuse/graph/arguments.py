@@ -13,6 +13,7 @@ import onnx_ir as ir
 
 from onnx_attnfuse.graph.constants import all_nodes, constant_array, constant_tensor, given
 from onnx_attnfuse.graph.scopes import callers_first
+from onnx_attnfuse.graph.tensors import bodies
 
 _MOST_ELEMENTS = 1 << 10
 """Constants of more elements are weights, which no function gets a copy of."""
@@ -25,7 +26,7 @@ def embed_arguments(model: ir.Model) -> int:
     """
     count = 0
     calls: dict[ir.OperatorIdentifier, list[ir.Node]] = {name: [] for name in model.functions}
-    for graph in (model.graph, *model.functions.values()) if calls else ():
+    for graph in bodies(model) if calls else ():
         for node in all_nodes(graph):
             calls.get(node.op_identifier(), []).append(node)
     for function in callers_first(model):
