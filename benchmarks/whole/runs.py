@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import onnxruntime
 import torch
-from transformers.cache_utils import DynamicCache, StaticCache
 
 from benchmarks.whole.spec import Array, Case, Port, Whole
 
@@ -171,6 +170,8 @@ def _steps_by_torch(
     Torch's own growing cache means a new shape and a new compilation at every step, so what is compiled has the static one, as in
     transformers' own documentation.
     """
+    from transformers.cache_utils import DynamicCache, StaticCache
+
     first, batch, static = case.sizes["past"], case.sizes["batch"], tool != "eager"
     pasts = [values[port.name] for port in whole.inputs if "past" in port.name]
     pairs = list(zip(pasts[::2], pasts[1::2], strict=True))

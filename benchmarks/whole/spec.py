@@ -10,8 +10,6 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from models.recipe import resolve
-
 Array = np.ndarray[Any, Any]
 IDS, MASK = ("batch", "seq"), ("batch", "past+seq")
 
@@ -35,7 +33,7 @@ class Port:
 
     def at(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
         """The shape for some sizes of the axes."""
-        return tuple(axis if isinstance(axis, int) else resolve(axis, sizes) for axis in self.shape)
+        return tuple(axis if isinstance(axis, int) else sum(sizes[name] for name in axis.split("+")) for axis in self.shape)
 
     @property
     def type(self) -> Any:

@@ -17,7 +17,7 @@ from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.constants import attribute, given, is_standard
 from onnx_attnfuse.graph.dtypes import HALVES
 from onnx_attnfuse.graph.facts import Facts
-from onnx_attnfuse.graph.ops import CONTRIB
+from onnx_attnfuse.graph.ops import CONTRIB, is_contrib
 from onnx_attnfuse.graph.scaling import read_scaling
 from onnx_attnfuse.graph.uses import producer_of
 
@@ -30,15 +30,8 @@ def as_gelu(node: ir.Node, builder: Builder) -> EnablingChange | None:
 
     It gets zeros where it has no bias: the kernel of Gelu reads one number at a time.
     """
-    facts = builder.facts
-    if facts.dtype(node.outputs[0]) not in HALVES:
-        return None
-    x = given(node, 0)
-    if is_standard(node, "Gelu") and attribute(node, "approximate", "none") == "none" and x is not None:
-        added = added_bias(x, facts) if len(x.uses()) == 1 and not x.is_graph_output() else None
-        return _biased(x, node.outputs[0], added, f"{node.name}/BiasGelu", builder)
-    found = gelu_of_erf(node, facts) if is_standard(node, "Erf") else None
-    if found is None:
+    facts, found = builder.facts, read_gelu(node, builder.facts)
+    if found is None or facts.dtype(node.outputs[0]) not in HALVES:
         return None
     x, result = found
     builder.at(producer_of(result))
@@ -58,9 +51,12 @@ def _biased(
     return EnablingChange(((result, new),), (added[0],))
 
 
-def gelu_of_erf(node: ir.Node, facts: Facts) -> tuple[ir.Value, ir.Value] | None:
-    """The input and the result of the Gelu that an Erf is a part of; None if it is a part of none."""
-    scaled = _scaled(node.inputs[0], facts)
+def read_gelu(node: ir.Node, facts: Facts) -> tuple[ir.Value, ir.Value] | None:
+    """The input and the result of a Gelu with the error function, from its operator or its Erf; None if it is none."""
+    if is_standard(node, "Gelu") or is_contrib(node, "Gelu"):
+        x = given(node, 0)
+        return None if x is None or attribute(node, "approximate", "none") != "none" else (x, node.outputs[0])
+    scaled = _scaled(node.inputs[0], facts) if is_standard(node, "Erf") else None
     if scaled is None or abs(scaled[1] - math.sqrt(0.5)) > _CONSTANT_TOLERANCE:
         return None
     plus_one = only_use(node.outputs[0], "Add")

@@ -12,13 +12,11 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from onnx_attnfuse.fusion.enabling.gelu import gelu_of_erf
+from onnx_attnfuse.fusion.enabling.gelu import read_gelu
 from onnx_attnfuse.fusion.enabling.helpers import added_bias, halves, only_use
 from onnx_attnfuse.fusion.enabling.rule import EnablingChange
 from onnx_attnfuse.graph.build import Builder
-from onnx_attnfuse.graph.constants import attribute, is_standard
-from onnx_attnfuse.graph.facts import Facts
-from onnx_attnfuse.graph.ops import CONTRIB, is_contrib
+from onnx_attnfuse.graph.ops import CONTRIB
 from onnx_attnfuse.graph.uses import viewers
 from onnx_attnfuse.kernels.operators.bias_split_gelu import INFO, WIDTHS
 
@@ -29,7 +27,7 @@ _RANK = 3
 def as_split_gelu(node: ir.Node, builder: Builder) -> EnablingChange | None:
     """The product of one half with the Gelu of the other, from the node that the Gelu starts from."""
     facts = builder.facts
-    found = _gelu(node, facts)
+    found = read_gelu(node, facts)
     multiplied = None if found is None else only_use(found[1], "Mul")
     if found is None or multiplied is None:
         return None
@@ -53,16 +51,6 @@ def as_split_gelu(node: ir.Node, builder: Builder) -> EnablingChange | None:
     half = [*dims[:-1], width // 2]
     fused = builder.node(INFO.name, [x, bias], domain=CONTRIB, dims=half, dtype=dtype, hint=f"{node.name}/{INFO.name}")
     return EnablingChange(((multiplied.outputs[0], fused),), (x,))
-
-
-def _gelu(node: ir.Node, facts: Facts) -> tuple[ir.Value, ir.Value] | None:
-    """The input and the result of a Gelu with the error function."""
-    if is_standard(node, "Erf"):
-        return gelu_of_erf(node, facts)
-    is_one = is_contrib(node, "Gelu") or is_standard(node, "Gelu")
-    if not is_one or attribute(node, "approximate", "none") != "none" or node.inputs[0] is None:
-        return None
-    return node.inputs[0], node.outputs[0]
 
 
 def _is_read_here(left: ir.Value, right: ir.Value, multiplied: ir.Node, gelu: ir.Value) -> bool:
