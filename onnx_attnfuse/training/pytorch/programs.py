@@ -72,7 +72,11 @@ class Compiler:
         if read is not None:
             return ("nonzero", self._atom(read))
         if is_comparison(part):
-            left, right = _sides(linear(part.args[0]))
+            parts, rest = linear(part.args[0])
+            first = parts[0][1] if parts else 0
+            if part.op == "eq0" and isinstance(first, int) and first < 0:  # terms sort sides by their names
+                parts, rest = [(atom, factor * -1) for atom, factor in parts], rest * -1
+            left, right = _sides((parts, rest))
             return ("eq" if part.op == "eq0" else "le", self._sum(*left), self._sum(*right))
         if part.op == "eq0":
             inner = self.program(part.args[0])
