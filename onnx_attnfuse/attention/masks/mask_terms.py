@@ -210,6 +210,11 @@ def is_comparison(part: Term) -> bool:
     return part.op == "le0" or (part.op == "eq0" and part.args[0].op not in {"element", "apply"})
 
 
+def compared(part: Term) -> tuple[Sequence[tuple[Term, Dim]], Dim]:
+    """The linear form that a comparison compares with 0, an equality's with the sign that it was written with."""
+    return linear(part.args[0] if part.op == "le0" else part.memo["written"])
+
+
 def _implies(one: Term, other: Term) -> bool:
     """Whether the second holds wherever the first does: it is the same, or a comparison of no more."""
     if one is other or one.op != "le0" or other.op != "le0":

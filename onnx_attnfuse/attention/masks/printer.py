@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from onnx_attnfuse.attention.axes.factors import Factor
 from onnx_attnfuse.attention.masks.mask_terms import (
     bare,
+    compared,
     constant_of,
     factor_of,
     is_comparison,
@@ -83,7 +84,7 @@ class Printer:
 
     def _comparison(self, part: Term) -> str:
         """Positive terms on the left, the others on the right, and an offset of one in the sign."""
-        parts, rest = linear(part.args[0] if part.op == "le0" else part.memo["written"])
+        parts, rest = compared(part)
         left = self._sum([item for item in parts if not _negative(item[1])], 0)
         right = [(atom, factor * -1) for atom, factor in parts if _negative(factor)]
         if part.op == "le0" and rest == 1:

@@ -21,6 +21,7 @@ import torch
 from onnx_attnfuse.attention.axes.factors import Factor, leaves, length
 from onnx_attnfuse.attention.masks.mask_terms import (
     bare,
+    compared,
     constant_of,
     factor_of,
     is_comparison,
@@ -72,11 +73,7 @@ class Compiler:
         if read is not None:
             return ("nonzero", self._atom(read))
         if is_comparison(part):
-            parts, rest = linear(part.args[0])
-            first = parts[0][1] if parts else 0
-            if part.op == "eq0" and isinstance(first, int) and first < 0:  # terms sort sides by their names
-                parts, rest = [(atom, factor * -1) for atom, factor in parts], rest * -1
-            left, right = _sides((parts, rest))
+            left, right = _sides(compared(part))
             return ("eq" if part.op == "eq0" else "le", self._sum(*left), self._sum(*right))
         if part.op == "eq0":
             inner = self.program(part.args[0])
