@@ -60,9 +60,7 @@ def length_of(build: Builder, dim: Dim) -> ir.Value:
 
 def places(build: Builder, dim: Dim) -> ir.Value:
     """0, 1, ... up to a size."""
-    if isinstance(dim, int):
-        return build.constant(np.arange(dim))
-    return build.node("Range", [integer(build, 0), length_of(build, dim), integer(build, 1)], dims=[dim], dtype=INTEGER)
+    return build.constant(np.arange(dim)) if isinstance(dim, int) else build.counting(dim)
 
 
 def column(build: Builder, value: ir.Value) -> ir.Value:

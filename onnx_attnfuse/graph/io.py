@@ -28,7 +28,7 @@ from onnx_attnfuse.errors import ModelError, OptionError
 from onnx_attnfuse.graph import external, faults, protobuf
 from onnx_attnfuse.graph.schemas import mark_versions
 from onnx_attnfuse.graph.staging import staged
-from onnx_attnfuse.graph.tensors import all_graphs, check_payloads, data_tensors
+from onnx_attnfuse.graph.tensors import all_graphs, bodies, check_payloads, data_tensors
 from onnx_attnfuse.graph.types import check_types
 from onnx_attnfuse.graph.validity import check, check_written
 
@@ -238,7 +238,7 @@ def _understood(proto: onnx.ModelProto, where: str) -> tuple[ir.Model, list[ir.E
     if out_of_order is None:
         return model, beside
     try:
-        for graph in (model.graph, *(function.graph for function in model.functions.values())):
+        for graph in bodies(model):
             graph.sort()
     except ValueError:
         raise ModelError(

@@ -52,7 +52,7 @@ class Opset:
     @property
     def version(self) -> int:
         """The opset version of the standard's operators now, in the oldest part of the model."""
-        imports = (self._model.opset_imports, *(function.opset_imports for function in self._model.functions.values()))
+        imports = (graph.opset_imports for graph in bodies(self._model))
         found = [item.get("", item.get("ai.onnx", 0)) for item in imports]
         return min(version for version in found if version or found == [0])
 
@@ -92,7 +92,7 @@ class Opset:
         self.raised_from = None
 
     def _import(self, version: int) -> None:
-        for imports in (self._model.opset_imports, *(function.opset_imports for function in self._model.functions.values())):
+        for imports in (graph.opset_imports for graph in bodies(self._model)):
             if not imports.keys().isdisjoint(STANDARD):
                 imports.pop("ai.onnx", None)
                 imports[""] = version

@@ -6,7 +6,6 @@ a row for each position, or for each position of each entry of the batch. Equal 
 
 from __future__ import annotations
 
-import numpy as np
 import onnx_ir as ir
 
 from onnx_attnfuse.attention.axes.factors import Axes, Axis, Factor, leaves, length, refined
@@ -94,10 +93,7 @@ def tables(
 
 def counted_rows(builder: Builder, batch: Dim, rows: Dim) -> ir.Value:
     """An index for each row of each entry, (b, s) int64, in order: of tables with a row for each of them."""
-    first, one = (builder.constant(np.asarray(number)) for number in (0, 1))
-    total = builder.reshape(builder.shape([batch * rows]), [])
-    places = builder.node("Range", [first, total, one], dims=[batch * rows], dtype=ir.DataType.INT64)
-    return builder.reshape(places, [batch, rows])
+    return builder.reshape(builder.counting(batch * rows), [batch, rows])
 
 
 def is_same(one: Rotary, other: Rotary) -> bool:
@@ -119,11 +115,7 @@ def long_tables(
     cos, sin, positions = tables(builder, rotary, batch, rows, dtype)
     wanted = length(batch), length(rows)
     if builder.facts.rank(positions) == 1:
-        first, one = (builder.constant(np.asarray(number)) for number in (0, 1))
-        counted = builder.node(
-            "Range", [first, builder.reshape(builder.shape([wanted[1]]), []), one], dims=[wanted[1]], dtype=ir.DataType.INT64
-        )
-        counted = builder.elementwise("Add", [counted, positions], ir.DataType.INT64)
+        counted = builder.elementwise("Add", [builder.counting(wanted[1]), positions], ir.DataType.INT64)
         positions = builder.expand(builder.reshape(counted, [1, wanted[1]]), [*wanted], [True, False])
     nothing = builder.expand(builder.scalar(0.0, dtype), [least, rotary.width // 2], [True, True])
     cos, sin = (
