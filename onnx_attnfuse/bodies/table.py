@@ -16,6 +16,7 @@ from onnx_attnfuse.bodies import (
     multi_head_attention,
     norms,
     onnx_attention,
+    packed,
     rotary_embedding,
     unfold_tensor,
 )
@@ -43,6 +44,14 @@ NORMS: Mapping[tuple[str, str], Callable[[FusedNode], Body]] = {
     (CONTRIB, "SkipSimplifiedLayerNormalization"): norms.skip_rms,
 }
 """Bodies of normalizations, which are left as they are but where an execution provider has none of them."""
+RUN: Mapping[tuple[str, str], Callable[[FusedNode], Body]] = {
+    (CONTRIB, "FusedMatMul"): packed.product,
+    (CONTRIB, "PackedAttention"): packed.attention,
+    (CONTRIB, "PackedMultiHeadAttention"): packed.multi_head_attention,
+    (CONTRIB, "RemovePadding"): packed.remove_padding,
+    (CONTRIB, "RestorePadding"): packed.restore_padding,
+}
+"""Bodies that are run only, as references: how many tokens there are no shape tells."""
 
 
 def has_body(node: ir.Node) -> bool:
@@ -56,7 +65,7 @@ def body_of(fused: FusedNode) -> Body:
     Raises:
         Refused: It cannot be written, or would not be exact.
     """
-    found = {**BODIES, **NORMS}[_key(fused.node)](fused)
+    found = {**BODIES, **NORMS, **RUN}[_key(fused.node)](fused)
     fused.finish()
     return found
 

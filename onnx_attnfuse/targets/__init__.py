@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import Protocol, cast
 
 from onnx_attnfuse.attention.masks.classify import Meaning
 from onnx_attnfuse.attention.spec import AttentionSpec
-from onnx_attnfuse.kernels.operators import OpInfo, load, ranked
+from onnx_attnfuse.kernels.operators import OpInfo, ranked
 from onnx_attnfuse.reasons import Reason
 from onnx_attnfuse.targets import unfused
 from onnx_attnfuse.targets.base import BuildContext, Emitted, MaskEncoding
@@ -34,7 +35,7 @@ class Target(Protocol):
         ...
 
 
-TARGETS: tuple[Target, ...] = tuple(cast("Target", load(info.target or "")) for info in ranked())
+TARGETS: tuple[Target, ...] = tuple(cast("Target", importlib.import_module(info.target or "")) for info in ranked())
 """In the order in which they are taken where they are equally fast."""
 UNFUSED = cast("Target", unfused)
 """Taken besides these for providers that fuse decomposed attention themselves."""

@@ -17,7 +17,7 @@ from onnx.reference.op_run import OpRun
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from onnx_attnfuse.verify.references.fused_mat_mul import FusedMatMul
+from onnx_attnfuse.verify.references import operator
 from tests.training import kernels_in_torch
 from tests.training.kernels_in_torch import KERNELS
 from tests.training.modules import CASES, Case
@@ -93,7 +93,8 @@ def run(model: onnx.ModelProto, feeds: Mapping[str, np.ndarray]) -> tuple[list[n
             results.extend(values)
             return tuple(cotangent(value.shape).astype(value.dtype) for value in values)
 
-    operators: list[Any] = [YieldOp, FusedMatMul, SoftmaxGrad_13, TanhGrad, DropoutGrad, ConcatTraining, Dropout, ATen, TritonOp]
+    ours = operator("FusedMatMul")
+    operators: list[Any] = [YieldOp, ours, SoftmaxGrad_13, TanhGrad, DropoutGrad, ConcatTraining, Dropout, ATen, TritonOp]
     with np.errstate(all="ignore"):
         return results, list(ReferenceEvaluator(model, new_ops=operators).run(None, dict(feeds)))
 

@@ -15,12 +15,12 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from onnx_attnfuse.graph.ops import plain_domain
-from onnx_attnfuse.kernels.operators.record import OpInfo, load, qualified
+from onnx_attnfuse.kernels.operators.record import OpInfo, qualified
 
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-__all__ = ["OpInfo", "by_key", "find", "info_of", "load", "qualified", "ranked", "records", "target_names"]
+__all__ = ["OpInfo", "by_key", "find", "info_of", "qualified", "ranked", "records", "target_names"]
 
 
 @functools.cache

@@ -17,5 +17,4 @@ INFO = OpInfo(
     packed=True,
     on_cpu="no kernel",
     fragile=False,
-    reference="onnx_attnfuse.verify.references.packed_attention:PackedAttention",
 )

@@ -45,6 +45,5 @@ INFO = OpInfo(
     fragile=False,
     option="packed",
     target="onnx_attnfuse.targets.packed",
-    reference="onnx_attnfuse.verify.references.packed_multi_head_attention:PackedMultiHeadAttention",
     describe=_describe,
 )

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from onnx_attnfuse.graph.ops import CONTRIB, plain_domain
 
@@ -32,10 +31,7 @@ OnCpu = Literal["all forms", "some forms", "no kernel"]
 
 @dataclasses.dataclass(frozen=True)
 class OpInfo:
-    """A fused operator: its signature, the facts about its kernels, and the places of its other parts.
-
-    Those parts are dotted names, a module or `module:attribute`, loaded when they are first wanted.
-    """
+    """A fused operator: its signature, the facts about its kernels, and the module of its target."""
 
     name: str
     inputs: Mapping[str, Role]
@@ -59,8 +55,6 @@ class OpInfo:
     """Its name for callers, where that is not its key."""
     target: str | None = None
     """A module: why it cannot compute an attention, how it is handed a mask, how it is built; see `targets.Target`."""
-    reference: str | None = None
-    """A class: the operator in NumPy. None: its body says what it computes."""
     support: Mapping[str, Callable[[], OpSupport]] = dataclasses.field(default_factory=dict[str, "Callable[[], OpSupport]"])
     """The support of execution providers, by their names; their own records have the oldest operators.
 
@@ -101,10 +95,3 @@ class OpInfo:
 def qualified(op: str, domain: str) -> str:
     """The name of an operator among fused operators."""
     return op if plain_domain(domain) else f"onnx.{op}"
-
-
-def load(dotted: str) -> Any:
-    """A module, or an attribute of one as `module:attribute`."""
-    module, _, attribute = dotted.partition(":")
-    found = importlib.import_module(module)
-    return getattr(found, attribute) if attribute else found

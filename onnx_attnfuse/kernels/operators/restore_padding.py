@@ -11,5 +11,4 @@ INFO = OpInfo(
     packed=True,
     on_cpu="no kernel",
     fragile=False,
-    reference="onnx_attnfuse.verify.references.restore_padding:RestorePadding",
 )

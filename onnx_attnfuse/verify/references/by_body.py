@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -20,10 +20,11 @@ from onnx_attnfuse.graph.dtypes import largest
 from onnx_attnfuse.graph.schemas import table
 from onnx_attnfuse.kernels.operators import find
 from onnx_attnfuse.reasons import Refused
-from onnx_attnfuse.verify.references.core import HALVES, Array, Operator, Results
+from onnx_attnfuse.verify.references.core import Array, Operator, Results
 from onnx_attnfuse.verify.references.quantised_cache import CACHE_OPERATORS
 
 _OPSET = 18
+_HALVES = frozenset(["float16", "bfloat16"])
 _MASK = 3
 """The place of the mask of ai.onnx Attention."""
 _ROUNDS_WITHIN = frozenset(["BiasSplitGelu"])
@@ -45,7 +46,7 @@ class _Bodied(Operator):
         """
         check(cls.op_domain, cls.__name__, inputs)
         dtype = inputs[0].dtype
-        is_half = dtype.name in HALVES and cls.__name__ not in _ROUNDS_WITHIN
+        is_half = dtype.name in _HALVES and cls.__name__ not in _ROUNDS_WITHIN
         masks = {_MASK} if not cls.op_domain else set[int]()
         arrays = [_wide(item, is_mask=place in masks) if is_half else item for place, item in enumerate(inputs)]
         with np.errstate(all="ignore"):
@@ -55,7 +56,7 @@ class _Bodied(Operator):
 
 def _wide(array: Array | None, *, is_mask: bool) -> Array | None:
     """An array in float32, in a mask with the lowest number as the lowest."""
-    if array is None or array.dtype.name not in HALVES:
+    if array is None or array.dtype.name not in _HALVES:
         return array
     wide = array.astype(np.float32)
     lowest = -largest(ir.DataType.from_numpy(array.dtype))
@@ -101,7 +102,7 @@ def _model(fused: FusedNode) -> ir.Model:
 
 
 def check(domain: str, op: str, inputs: Sequence[Array | None]) -> None:
-    """Ends where lengths or positions do not fit the other inputs.
+    """Ends where lengths, positions or places do not fit the other inputs.
 
     Raises:
         ValueError: They do not.
@@ -121,3 +122,22 @@ def check(domain: str, op: str, inputs: Sequence[Array | None]) -> None:
         starts = 0 * ends if rows == longest else ends - rows
         if starts.min() < 0 or ends.min() < 1 or ends.max() > longest:
             raise ValueError(f"lengths of {ends.tolist()}, the longest {longest}, do not fit {rows} queries")
+    if info is not None and info.packed:
+        _check_places({name: array for name, array in zip(info.inputs, inputs, strict=False) if array is not None}, inputs[0])
+
+
+def _check_places(given: Mapping[str, Array], tokens: Array | None) -> None:
+    """Ends where entries have more tokens than there are, or start elsewhere than after the one before.
+
+    Raises:
+        ValueError: They do.
+    """
+    assert tokens is not None
+    counts = given.get("sequence_token_count")
+    if counts is not None and counts.size and not 0 <= counts.min() <= counts.max() <= tokens.shape[1]:
+        raise ValueError(f"{counts.tolist()} tokens do not fit {tokens.shape[1]} places")
+    starts, entries = given.get("cumulative_sequence_length"), len(given.get("token_offset", ()))
+    if starts is None:
+        return
+    if starts[0] != 0 or starts[-1] > len(tokens) or (np.diff(starts) < 0).any() or len(starts) != entries + 1:
+        raise ValueError(f"{entries} entries that start at {starts.tolist()} are not of {len(tokens)} tokens")

@@ -19,13 +19,13 @@ def foreign(domain: str, op: str, reference: Callable[..., Any]) -> type[Operato
         reference: Gives the output, or a tuple of them, from inputs as arrays (None where left out) and attributes by name.
     """
 
-    def compute(*inputs: Any, **attributes: Any) -> Results:
+    def called(*inputs: Any, **attributes: Any) -> Results:
         found = reference(*inputs, **{name: value for name, value in attributes.items() if value is not None})
         outputs = cast("tuple[Any, ...]", found if isinstance(found, tuple) else (found,))
         dtype = next((item.dtype for item in inputs if item is not None), None)
         return tuple(_typed(np.asarray(output), dtype) for output in outputs)
 
-    return type(op, (Operator,), {"op_domain": domain, "compute": staticmethod(compute)})
+    return type(op, (Operator,), {"op_domain": domain, "called": staticmethod(called)})
 
 
 def _typed(output: Any, dtype: Any) -> Any:

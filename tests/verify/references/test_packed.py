@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from onnx_attnfuse.bench.conformance.drawing import Case
-from onnx_attnfuse.verify.references.packed_attention import packed_attention
-from onnx_attnfuse.verify.references.packed_multi_head_attention import packed_multi_head_attention
+from onnx_attnfuse.verify.references import operator
 from tests.support.kernel_cases import by_reference, cases_of
 
 torch = pytest.importorskip("torch")
 
+packed_attention, packed_multi_head_attention = operator("PackedAttention").called, operator("PackedMultiHeadAttention").called
 CASES = [case for op in ("PackedMultiHeadAttention", "PackedAttention") for case in cases_of(f"com.microsoft.{op}", "cuda")]
 
 
