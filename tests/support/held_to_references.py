@@ -23,10 +23,11 @@ import numpy as np
 import onnx
 import onnxruntime
 
-from onnx_attnfuse.bench.conformance.drawing import Array, Case
-from onnx_attnfuse.bench.conformance.run import feeds_of, model_of
+from onnx_attnfuse.bench.conformance.cases import Array
+from onnx_attnfuse.bench.conformance.models import feeds_of, model_of
 from onnx_attnfuse.verify.runtime import Reference
 from onnx_attnfuse.verify.tolerance import LOOSE, TIGHT, Comparison, compare
+from tests.support.drawing import Case
 from tests.support.reference_cases import cases
 
 DTYPES: dict[str, Any] = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}

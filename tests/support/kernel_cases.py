@@ -6,9 +6,10 @@ import pytest
 
 pytest.importorskip("onnxruntime")
 
-from onnx_attnfuse.bench.conformance.drawing import Array, Case
-from onnx_attnfuse.bench.conformance.run import feeds_of, model_of
+from onnx_attnfuse.bench.conformance.cases import Array
+from onnx_attnfuse.bench.conformance.models import feeds_of, model_of
 from onnx_attnfuse.verify.runtime import Reference
+from tests.support.drawing import Case
 from tests.support.held_to_references import DTYPES, held
 from tests.support.reference_cases import cases
 

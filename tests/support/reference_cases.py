@@ -16,21 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from onnx_attnfuse.bench.conformance.drawing import (
-    BOTH,
-    CPU,
-    CUDA,
-    EMPTY,
-    MASKS,
-    STANDARD,
-    Array,
-    Case,
-    Draw,
-    Inputs,
-    int32,
-    lengths_of,
-)
+from onnx_attnfuse.bench.conformance.cases import Array, Draw, Inputs, int32, lengths_of
 from onnx_attnfuse.kernels.operators.bias_split_gelu import WIDTHS
+from tests.support.drawing import BOTH, CPU, CUDA, EMPTY, MASKS, STANDARD, Case, angles
 
 _BUFFER = 12
 _LONG = ((2, 64), (1, 264), (2, 520))
@@ -161,11 +149,11 @@ def _grouped(
             operands = [draw.normal(b, s, (n + 2 * m) * h), None, None]
         length = buffer or past
         cache = [draw.normal(b, m, length, h), draw.normal(b, m, length, h)] if length else [None, None]
-        angles: Inputs = [*draw.angles(longest + 8, turned // 2)] if turned else [None, None]
+        tables: Inputs = [*angles(draw, longest + 8, turned // 2)] if turned else [None, None]
         starts = np.zeros_like(ends) if s == longest else ends - s
         places = None if positions is None else positions(starts[:, None] + np.arange(s)).astype(np.int64)
         rest = [None if bias is None else draw.normal(*bias, s, longest), draw.normal(n) if sink else None]
-        return [*operands, *cache, int32(ends - 1), int32(longest), *angles, places, *rest]
+        return [*operands, *cache, int32(ends - 1), int32(longest), *tables, places, *rest]
 
     def where(inputs: Inputs) -> list[Array]:
         keys = np.arange(max(longest, buffer)) < ends[:, None]
@@ -231,8 +219,8 @@ def _rotary_cases() -> Iterator[Case]:
 
 def _rotary(shape: Sequence[int], places: Array, turned: int, *, standard: bool = False) -> Callable[[Draw], Inputs]:
     def make(draw: Draw) -> Inputs:
-        array, angles = draw.normal(*shape), draw.angles(16, turned // 2)
-        return [array, *angles, places] if standard else [array, places, *angles]
+        array, tables = draw.normal(*shape), angles(draw, 16, turned // 2)
+        return [array, *tables, places] if standard else [array, places, *tables]
 
     return make
 

@@ -2,6 +2,6 @@
 
     table = run(find("cpu"))
 
-`forms.py` lists the forms of an operator to try; `inputs.py` makes a node of a form, `decomposed.py` the same attention
-of MatMul and Softmax; `child.py` runs both in a process that may die, and `run.py` judges.
+`forms.py` lists the forms of an operator to try, `cases.py` makes a node of a form, `models.py` a model of it and one of its
+body; `child.py` runs both in a process that may die, and `run.py` judges.
 """

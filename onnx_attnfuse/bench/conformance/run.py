@@ -15,14 +15,12 @@ from typing import Any, Protocol
 
 import ml_dtypes
 import numpy as np
-import onnx
 import onnx_ir as ir
-from onnx import helper
 
-from onnx_attnfuse.bench.conformance import child, decomposed, forms, packed
-from onnx_attnfuse.bench.conformance.drawing import Array, Case, Inputs
-from onnx_attnfuse.bench.conformance.inputs import case_of, spread
+from onnx_attnfuse.bench.conformance import child, forms
+from onnx_attnfuse.bench.conformance.cases import Array, case_of
 from onnx_attnfuse.bench.conformance.installed import Installed
+from onnx_attnfuse.bench.conformance.models import decomposed, feeds_of, model_of
 from onnx_attnfuse.errors import OptionError
 from onnx_attnfuse.kernels import providers
 from onnx_attnfuse.kernels.conformance import Conformance, Form, Outcome, Verdict
@@ -148,7 +146,7 @@ def outcome(form: Form, info: OpInfo, worker: Process, said: set[str]) -> Outcom
     inputs = case.inputs(DTYPES[form.dtype])
     model, feeds = model_of(case, inputs), feeds_of(inputs)
     expected = Reference(model).run(None, feeds)
-    plain, plain_feeds = decomposed.model_of(packed.flat(form) if info.packed else form, spread(form, info, inputs))
+    plain, plain_feeds = decomposed(case, info, inputs)
     task = {
         "fused": model.SerializeToString(),
         "fused feeds": feeds,
@@ -226,49 +224,3 @@ def _word(row: Array, means: Sequence[Array | None], tolerance: float) -> str:
 def _rounded(number: float | None) -> float | None:
     """Two digits, the precision of such numbers; None for none."""
     return None if number is None or not math.isfinite(number) else float(f"{number:.2g}")
-
-
-_IR_VERSION = 10
-
-
-def model_of(case: Case, inputs: Inputs) -> onnx.ModelProto:
-    """A model of the one node, whose inputs are `x0`, `x1`, ... and whose outputs `y0`, `y1`, ..."""
-    names = ["" if array is None else f"x{place}" for place, array in enumerate(inputs)]
-    results = [f"y{place}" for place in range(case.outputs)]
-    given = [(name, array) for name, array in zip(names, inputs, strict=True) if array is not None]
-    wide = {name for name, array in given if array.dtype.name == "bfloat16"}
-    casts = [helper.make_node("Cast", [name], [f"{name} narrow"], to=onnx.TensorProto.BFLOAT16) for name in wide]
-    read = [f"{name} narrow" if name in wide else name for name in names]
-    written = [f"{name} narrow" if wide and _is_float(case, place) else name for place, name in enumerate(results)]
-    node = helper.make_node(case.op, read, written, domain=case.domain, **dict(case.attributes))
-    back = [
-        helper.make_node("Cast", [inner], [name], to=onnx.TensorProto.FLOAT)
-        for inner, name in zip(written, results, strict=True)
-        if inner != name
-    ]
-    kind = _kind(given[0][1])
-    inner = [helper.make_tensor_value_info(name, _kind(array), array.shape) for name, array in given]
-    outer = [
-        helper.make_tensor_value_info(name, kind if _is_float(case, place) else onnx.TensorProto.INT32, None)
-        for place, name in enumerate(results)
-    ]
-    graph = helper.make_graph([*casts, node, *back], "case", inner, outer)
-    imports = [helper.make_opsetid("", case.opset), helper.make_opsetid("com.microsoft", 1)]
-    return helper.make_model(graph, opset_imports=imports, ir_version=_IR_VERSION)
-
-
-def _is_float(case: Case, place: int) -> bool:
-    return case.op != "RemovePadding" or place == 0
-
-
-def _kind(array: Array) -> int:
-    return helper.np_dtype_to_tensor_dtype(_plain(array).dtype)
-
-
-def _plain(array: Array) -> Array:
-    return array.astype(np.float32) if array.dtype.name == "bfloat16" else array
-
-
-def feeds_of(inputs: Inputs) -> dict[str, Array]:
-    """The inputs of a case's model, by name."""
-    return {f"x{place}": _plain(array) for place, array in enumerate(inputs) if array is not None}

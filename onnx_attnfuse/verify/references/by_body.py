@@ -63,17 +63,25 @@ def _wide(array: Array | None, *, is_mask: bool) -> Array | None:
     return np.where(wide == lowest, np.finfo(np.float32).min, wide) if is_mask else wide
 
 
-def _evaluated(op: tuple[str, str], arrays: Sequence[Array | None], attributes: dict[str, Any]) -> list[Array]:
-    from onnx.reference import ReferenceEvaluator
-
+def node_on(
+    op: tuple[str, str], arrays: Sequence[Array | None], attributes: Mapping[str, Any], outputs: int, opset: int
+) -> FusedNode:
+    """The operator alone in a graph, on inputs of the types and shapes of arrays."""
     dtypes = [None if array is None else ir.DataType.from_numpy(array.dtype) for array in arrays]
-    given = {name: np.asarray(value).tolist() for name, value in attributes.items() if value is not None}
-    fused = alone(op, dtypes, given, len(table()[op].outputs), _OPSET)
-    feeds: dict[str, Array] = {}
+    fused = alone(op, dtypes, attributes, outputs, opset)
     for value, array in zip(fused.inputs, arrays, strict=True):
         if value is not None and array is not None:
             fused.build.facts.record(value, array.shape, value.dtype)
-            feeds[str(value.name)] = array
+            value.shape = ir.Shape(array.shape)
+    return fused
+
+
+def _evaluated(op: tuple[str, str], arrays: Sequence[Array | None], attributes: dict[str, Any]) -> list[Array]:
+    from onnx.reference import ReferenceEvaluator
+
+    given = {name: np.asarray(value).tolist() for name, value in attributes.items() if value is not None}
+    fused = node_on(op, arrays, given, len(table()[op].outputs), _OPSET)
+    feeds = {str(value.name): array for value, array in zip(fused.inputs, arrays, strict=True) if value is not None}
     try:
         model = _model(fused)
     except Refused as refused:

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from onnx_attnfuse.bench.conformance import child, decomposed, installed, packed, run
+from onnx_attnfuse.bench.conformance import child, installed, run
+from onnx_attnfuse.bench.conformance.cases import case_of
 from onnx_attnfuse.bench.conformance.forms import forms, operators
-from onnx_attnfuse.bench.conformance.inputs import case_of, spread
 from onnx_attnfuse.bench.conformance.installed import Installed, find
-from onnx_attnfuse.bench.conformance.run import feeds_of, model_of
+from onnx_attnfuse.bench.conformance.models import decomposed, feeds_of, model_of
 from onnx_attnfuse.bench.conformance.summary import failures, lines
 from onnx_attnfuse.errors import OptionError
 from onnx_attnfuse.kernels.conformance import Conformance, Form, Outcome
@@ -38,7 +38,7 @@ def test_what_is_spelled_out_is_what_the_operator_computes(form: Form, info: OpI
     case = case_of(form, info, run.attributes(info))
     inputs = case.inputs(np.float32)
     expected = Reference(model_of(case, inputs)).run(None, feeds_of(inputs))[0]
-    model, feeds = decomposed.model_of(packed.flat(form) if info.packed else form, spread(form, info, inputs))
+    model, feeds = decomposed(case, info, inputs)
     assert np.isfinite(expected).all()
     result = PieceSession(model.SerializeToString()).run(None, feeds)[0].reshape(expected.shape)
     if form.bias == "empty":  # what a row without a key gives is told, and no matter of right and wrong
@@ -86,10 +86,11 @@ def test_bfloat16_is_tried_where_a_kernel_is_known_or_it_is_asked_for(ep: str, o
 def test_bfloat16_is_cast_inside_as_no_session_is_fed_it() -> None:
     info = INFOS["MultiHeadAttention"]
     form = next(form for form in forms(info, run.attributes(info), ("bfloat16",)) if form.mask == "bias")
-    inputs = case_of(form, info, run.attributes(info)).inputs(run.DTYPES["bfloat16"])
-    model, feeds = decomposed.model_of(form, spread(form, info, inputs))
+    case = case_of(form, info, run.attributes(info))
+    inputs = case.inputs(run.DTYPES["bfloat16"])
+    model, feeds = decomposed(case, info, inputs)
     assert {array.dtype.name for array in feeds.values()} == {"float32"}
-    expected = Reference(model_of(case_of(form, info, run.attributes(info)), inputs)).run(None, feeds_of(inputs))[0]
+    expected = Reference(model_of(case, inputs)).run(None, feeds_of(inputs))[0]
     assert compare(expected, Reference(model).run(None, feeds)[0], run.TOLERANCES["bfloat16"]).equal
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from onnx_attnfuse.bench.conformance.drawing import Case
+from tests.support.drawing import Case
 from tests.support.kernel_cases import cases_of, check
 
 OPERATORS = (

@@ -6,9 +6,9 @@ import numpy as np
 import onnx
 import pytest
 
-from onnx_attnfuse.bench.conformance.drawing import Case
 from onnx_attnfuse.verify.references import operator
 from onnx_attnfuse.verify.tolerance import TIGHT, compare
+from tests.support.drawing import Case
 from tests.support.kernel_cases import by_reference, cases_of, feeds_of, model_of
 
 OPERATOR = "ai.onnx.Attention"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from onnx_attnfuse.bench.conformance.drawing import Case
 from onnx_attnfuse.verify.references import operator
+from tests.support.drawing import Case
 from tests.support.kernel_cases import by_reference, cases_of
 
 remove_padding, restore_padding = operator("RemovePadding").called, operator("RestorePadding").called

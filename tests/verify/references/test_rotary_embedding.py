@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from onnx_attnfuse.bench.conformance.drawing import Case
 from onnx_attnfuse.verify.references import operator
+from tests.support.drawing import Case
 from tests.support.kernel_cases import cases_of, check
 
 OPERATORS = ("com.microsoft.RotaryEmbedding", "ai.onnx.RotaryEmbedding")
