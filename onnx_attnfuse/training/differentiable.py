@@ -12,13 +12,8 @@ def check_differentiable(spec: AttentionSpec) -> None:
     A factor that is not positive is among it: where a triangle is asked for, kernels multiply scores masked with -inf.
 
     Raises:
-        Refused: A sink, a factor that is computed or not positive, weights that are multiplied, or several types.
+        Refused: A factor that is not positive, weights that are multiplied, or several types.
     """
-    if spec.sink is not None:
-        raise Refused("sink", "the softmax has a score without a value, which no kernel with a gradient has")
-    if spec.scale_values:
-        name = spec.scale_values[0].indexed.value.name
-        raise Refused("computed-scale", f"the scores are scaled by '{name}', which is not a plain number")
     if not spec.scale > 0:
         raise Refused("scale-not-positive", f"the scores are scaled by {spec.scale:g}, with which kernels of PyTorch give NaN")
     if spec.renormalized is not None:

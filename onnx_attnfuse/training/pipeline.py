@@ -212,6 +212,11 @@ def _check(spec: AttentionSpec) -> None:
         raise Refused("softcap", "the scores are capped by tanh, which no kernel with a gradient does")
     if spec.row_rules:
         raise Refused("row-rule", "rows are zeroed after the softmax, which no kernel differentiates")
+    if spec.sink is not None:
+        raise Refused("sink", "the softmax has a score without a value, which no kernel with a gradient has")
+    if spec.scale_values:
+        name = spec.scale_values[0].indexed.value.name
+        raise Refused("computed-scale", f"the scores are scaled by '{name}', which is not a plain number")
     check_differentiable(spec)
 
 

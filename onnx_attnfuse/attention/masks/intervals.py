@@ -114,6 +114,8 @@ class Bounds:
             return _UNIT if part.sort == "Bool" else self._ordinary
         if part.data == "Complement":
             return _subtract((1.0, 1.0), self.of_term(part.args[0]))
+        if part.data == "Mul" and all(item.op == "element" and self.of_term(item) == _ORDINARY for item in map(bare, part.args)):
+            return _ORDINARY  # no less computed from activations and weights than its factors
         return self._combined(part.data, part.args, self.of_term)
 
     @property
@@ -233,6 +235,15 @@ def _subtract(left: Interval, right: Interval) -> Interval:
     return added(left, _negative(right))
 
 
+def _absolute(part: Interval) -> Interval:
+    return max(part[0], -part[1], 0.0), max(part[1], -part[0])
+
+
+def _logarithm(part: Interval) -> Interval:
+    """A logarithm, unless it is taken of what may be 0 or less."""
+    return (math.log(part[0]), math.log(part[1]) if part[1] < math.inf else math.inf) if part[0] > 0 else _ANY
+
+
 def _with_zero(part: Interval) -> Interval:
     return _union(part, (0.0, 0.0))
 
@@ -245,13 +256,15 @@ def _minimum(*parts: Interval) -> Interval:
     return min(part[0] for part in parts), min(part[1] for part in parts)
 
 
-_UNBOUNDED = frozenset(["Log", "Reciprocal"])
+_UNBOUNDED = frozenset(["Reciprocal"])
 _COMBINED: dict[str, tuple[Callable[..., Interval], Sequence[int]]] = {
     **dict.fromkeys(_MOVING | _EXTREMES, (_union, (0,))),
     **dict.fromkeys(["ScatterElements", "ScatterND"], (_union, (0, 2))),
+    "Abs": (_absolute, (0,)),
     "Add": (added, (0, 1)),
     "Concat": (_union, range(64)),
     "Div": (_divide, (0, 1)),
+    "Log": (_logarithm, (0,)),
     "Max": (_maximum, range(64)),
     "Min": (_minimum, range(64)),
     "Mul": (_multiply, (0, 1)),

@@ -17,9 +17,13 @@ def rows_see_themselves(allowed: Term, spec: AttentionSpec, given: Term = TRUE) 
         spec: The attention.
         given: Known facts about key i.
     """
+    seen, known = on_diagonal(allowed, spec), on_diagonal(given, spec)
+    return seen is not None and known is not None and (seen is TRUE or implied(known, seen))
+
+
+def on_diagonal(part: Term, spec: AttentionSpec) -> Term | None:
+    """A term of an attention's mask at key i in row i; None where there may not be as many keys as rows."""
     rows, keys = leaves(spec.query_axis), leaves(spec.key_axis)
     if [leaf.size for leaf in rows] != [leaf.size for leaf in keys]:
-        return False
-    places = dict(zip(map(index, keys), map(index, rows), strict=True))
-    seen = normal(substitute(allowed, places))
-    return seen is TRUE or implied(normal(substitute(given, places)), seen)
+        return None
+    return normal(substitute(part, dict(zip(map(index, keys), map(index, rows), strict=True))))

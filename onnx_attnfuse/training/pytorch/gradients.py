@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 _DETACHING = frozenset(["aten::detach", "aten::detach_", "aten::detach_copy"])
+_LITERAL = frozenset(["aten::lift_fresh", "aten::lift_fresh_copy"])
 
 
 class Gradients:
@@ -66,7 +67,7 @@ class Gradients:
 
     def follow(self, name: str, read: Sequence[torch.Tensor], results: Sequence[torch.Tensor]) -> None:
         """Notes the effect of an operator that writes to none of its operands."""
-        reached = any(self.reach(item) or id(item) in self._ended for item in read)
+        reached = name not in _LITERAL and any(self.reach(item) or id(item) in self._ended for item in read)
         passed = self.are_recorded and name not in _DETACHING
         for item in results:
             self.forget(id(item))

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import fx
 
-from onnx_attnfuse.attention.axes.factors import Axes, length, refined
+from onnx_attnfuse.attention.axes.factors import Axes, Factor, length, refined
 from onnx_attnfuse.attention.axes.rearrange import cost
 from onnx_attnfuse.attention.axes.views import IndexedValue
 from onnx_attnfuse.attention.spec import Source
@@ -18,7 +18,7 @@ Emit = Callable[..., fx.Node]
 """Adds a call of a function: `emit(function, *arguments)`."""
 
 
-def arrange(emit: Emit, node: fx.Node, axes: Axes, target: Axes) -> fx.Node:
+def arrange(emit: Emit, node: fx.Node, axes: Axes, target: Axes, operands: tuple[fx.Node, fx.Node] | None = None) -> fx.Node:
     """Brings a tensor into another layout; axes that it lacks have length 1.
 
     Args:
@@ -26,6 +26,7 @@ def arrange(emit: Emit, node: fx.Node, axes: Axes, target: Axes) -> fx.Node:
         node: The tensor.
         axes: Its axes.
         target: The axes that are wanted.
+        operands: Queries and keys, as long as which a mask is repeated where it lacks a part of an axis; None: it lacks none.
 
     Raises:
         Refused: An axis is foreign, lacks a part, or is a product of lengths that are not known.
@@ -39,19 +40,29 @@ def arrange(emit: Emit, node: fx.Node, axes: Axes, target: Axes) -> fx.Node:
     wanted = [leaf for axis in target for leaf in axis if leaf in present]
     if len(wanted) != len(present) or len(set(present)) != len(present):
         raise Refused("foreign-axis", f"'{node.name}' has an axis that the attention does not have")
-    for axis in target:
-        kept = [leaf for leaf in axis if leaf in present]
-        if kept and len(kept) != len(axis):
-            raise Refused("foreign-axis", f"'{node.name}' runs over a part of an axis only")
+    whole = tuple(axis if not set(axis).isdisjoint(present) else () for axis in target)
+    is_short = any(leaf not in present for axis in whole for leaf in axis)
+    if is_short and operands is None:
+        raise Refused("foreign-axis", f"'{node.name}' runs over a part of an axis only")
     parts: list[tuple[int | None, ...]] = []
     for axis in axes:
-        sizes = tuple(leaf.size if isinstance(leaf.size, int) else None for leaf in axis)
+        sizes = tuple(map(_known, axis))
         if len(sizes) > 1 and sizes.count(None) > 1:
             raise Refused("unknown-length", f"an axis of '{node.name}' is a product of lengths that are not known")
         parts.append(sizes)
     order = tuple(present.index(leaf) for leaf in wanted)
-    groups = tuple(sum(leaf in present for leaf in axis) for axis in target)
-    return emit(runtime_calls.arranged, node, tuple(parts), order, groups)
+    if not is_short:
+        return emit(runtime_calls.arranged, node, tuple(parts), order, tuple(map(len, whole)))
+    groups = tuple(int(leaf in present) for axis in whole for leaf in axis or (None,))
+    pieces = tuple(tuple(0 if leaf in present else _known(leaf) for leaf in axis) for axis in whole)
+    if any(axis.count(None) > 1 for axis in pieces):
+        raise Refused("unknown-length", f"'{node.name}' is repeated as often as a product of lengths that are not known")
+    fine = emit(runtime_calls.arranged, node, tuple(parts), order, groups)
+    return emit(runtime_calls.repeated, fine, pieces, *(operands or () if any(None in axis for axis in pieces) else ()))
+
+
+def _known(leaf: Factor) -> int | None:
+    return leaf.size if isinstance(leaf.size, int) else None
 
 
 def usable(operand: tuple[Source, ...], known: dict[Any, fx.Node]) -> list[tuple[fx.Node, Axes]]:

@@ -13,10 +13,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import onnx_ir as ir
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
 from onnx_attnfuse.training.pytorch.emitter import DTYPES, without_modes
 from onnx_attnfuse.training.pytorch.runtime_calls import spread
 from onnx_attnfuse.training.pytorch.views import PARTS, VIEWS, Arguments, Rule
+
+_MOST_LITERAL = 1024
 
 if TYPE_CHECKING:
     from onnx_attnfuse.training.pytorch.trace import Recorder
@@ -285,12 +288,13 @@ def _largest(recorder: Recorder, given: Arguments, results: Sequence[torch.Tenso
 
 
 def _tensor_constant(recorder: Recorder, given: Arguments, result: torch.Tensor) -> ir.Value | None:
-    """A number that the code of the module holds."""
-    held = getattr(result, "constant", None)
-    if held is None:
+    """Numbers that the code of the module holds."""
+    source: torch.Tensor = given["self"]
+    held = getattr(result, "constant", None) if isinstance(source, FakeTensor) else source
+    if held is None or held.numel() > _MOST_LITERAL:
         return None
     with without_modes():
-        numbers = held.double().numpy() if held.is_floating_point() else held.numpy()
+        numbers = held.cpu().double().numpy() if held.is_floating_point() else held.cpu().numpy()
     dtype = DTYPES[result.dtype]
     return recorder.emitter.constant(np.asarray(numbers, dtype.numpy()), "literal", dtype)
 

@@ -9,20 +9,22 @@ from typing import Any, Literal
 import onnx_ir as ir
 
 from onnx_attnfuse.attention.axes.factors import length
-from onnx_attnfuse.attention.masks.classify import Meaning
+from onnx_attnfuse.attention.masks.classify import Meaning, split_mask
 from onnx_attnfuse.attention.masks.index_reader import Reader
 from onnx_attnfuse.attention.masks.intervals import Bounds
 from onnx_attnfuse.attention.masks.predicates import Other, Padding
 from onnx_attnfuse.attention.masks.rounded_sums import lowest_sum
-from onnx_attnfuse.attention.masks.visible_diagonal import rows_see_themselves
-from onnx_attnfuse.attention.spec import Added, AttentionSpec, Replaced, mask_values
+from onnx_attnfuse.attention.masks.visible_diagonal import on_diagonal, rows_see_themselves
+from onnx_attnfuse.attention.spec import Added, AttentionSpec, Mask, Replaced, mask_values
 from onnx_attnfuse.graph.dtypes import HALVES
 from onnx_attnfuse.kernels.policy import Policy
 from onnx_attnfuse.reasons import Reason, Refused
+from onnx_attnfuse.thresholds import MASKS_APART, ORDINARY
 from onnx_attnfuse.training.differentiable import check_differentiable
 from onnx_attnfuse.training.fully_masked_rows import swallows_from, treatment
 from onnx_attnfuse.training.kernels.kernel import Demand, TrainingDevice, TrainingKernel
 from onnx_attnfuse.training.kernels.pytorch import CPU_FLASH_CHOSEN, EFFICIENT, FLASH
+from onnx_attnfuse.training.pytorch.runtime_calls import wide_enough
 from onnx_attnfuse.training.pytorch.sites import CapturedSite
 
 Form = Literal["none", "causal", "kept", "bias", "rule"]
@@ -34,6 +36,8 @@ scores are replaced by a number; the scores as they were; equal weights, where a
 own."""
 _KERNELS = {"flash": "FLASH_ATTENTION", "efficient": "EFFICIENT_ATTENTION", "flash (CPU)": "FLASH_ATTENTION", "math": "MATH"}
 _LEAST_FLEX = 16
+LEAST_WEIGHT = -745.0
+"""Below this an exponential is 0 in any type."""
 MATH = "math"
 FLEX = "flex"
 
@@ -125,10 +129,13 @@ class Planner:
     ) -> CallPlan:
         """The first kernel of the device that takes a call."""
         axes = site.spec.axes
+        sizes: tuple[Any, Any] = length(axes.h), length(axes.v)
+        if site.spec.sink is not None and all(isinstance(size, int) for size in sizes):
+            sizes = wide_enough(*sizes), wide_enough(*sizes)
         demand = Demand(
             dtype=site.spec.dtype,
-            head_size=length(axes.h),
-            v_head_size=length(axes.v),
+            head_size=sizes[0],
+            v_head_size=sizes[1],
             bias=form in {"kept", "bias"},
             causal=form == "causal",
             square=length(axes.i) == length(axes.j),
@@ -186,9 +193,12 @@ class Planner:
         return "bias"
 
     def _sees_a_key(self, spec: AttentionSpec, meaning: Meaning) -> bool:
-        if meaning.is_distrusted or any(map(self._bounds.may_mask, meaning.biases)):
+        if meaning.is_distrusted:
             return False
-        return meaning.rows_see_a_key or rows_see_themselves(meaning.allowed, spec)
+        if not any(map(self._bounds.may_mask, meaning.biases)):
+            return meaning.rows_see_a_key or rows_see_themselves(meaning.allowed, spec)
+        own = [on_diagonal(bias, spec) for bias in meaning.biases]
+        return rows_see_themselves(meaning.allowed, spec) and not any(bias is None or self._bounds.may_mask(bias) for bias in own)
 
     def _rows(self, spec: AttentionSpec, meaning: Meaning, form: Form) -> Rows:
         """The correction that rows without a key need.
@@ -196,8 +206,14 @@ class Planner:
         Raises:
             Refused: The module's result for them cannot be reproduced.
         """
+        if spec.sink is not None:
+            self._check_sink(spec, meaning)
+            return "none"
         if self._sees_a_key(spec, meaning) and not spec.row_rules:
             return "none"
+        last = spec.mask[-1] if spec.mask else None
+        if isinstance(last, Replaced) and not spec.row_rules and self._lies_below(last.fill, spec.mask[:-1], meaning):
+            return "void" if last.fill == -math.inf else "replaced"
         kind = treatment(spec, meaning, self._reader, self._bounds)
         if kind == "none":
             return "none"
@@ -221,6 +237,27 @@ class Planner:
         limit = swallows_from(self._reader.facts.dtype(steps[0].indexed.value))
         return "infinite" if fill == -math.inf else "added" if fill <= limit else "shifted"
 
+    def _lies_below(self, fill: float, earlier: Mask, meaning: Meaning) -> bool:
+        """Whether scores that are replaced last lie below all others, however low a bias is, so that no row mixes both."""
+        masked = any(isinstance(step, Replaced) for step in earlier) or split_mask(earlier, self._reader).fills
+        lowest = sum(self._bounds.of_term(bias)[0] for bias in meaning.biases)
+        return not masked and not meaning.is_distrusted and lowest > fill + MASKS_APART
+
+    def _check_sink(self, spec: AttentionSpec, meaning: Meaning) -> None:
+        """Refuses a sink beside which masked keys may count; one that is an ordinary score leaves them no weight.
+
+        Raises:
+            Refused: They may, in rows that see no key.
+        """
+        if self._sees_a_key(spec, meaning):
+            return
+        assert spec.sink is not None
+        low, fill = self._bounds.of(spec.sink.value)[0], max(meaning.fills, default=-math.inf)
+        if low < -ORDINARY:
+            raise Refused("sink", "the sink may be as low as masked scores, which then have weight in fully masked rows")
+        if fill > low - ORDINARY + LEAST_WEIGHT:
+            raise Refused("sink", f"scores masked by {fill:g} may have weight beside the sink in fully masked rows")
+
     def _no_flex(self, site: CapturedSite, *, trained: bool) -> Reason | None:
         """Why flex attention is not taken; `fastest` where there is nothing to gain."""
         spec, meaning = site.spec, site.meaning
@@ -233,6 +270,8 @@ class Planner:
         if not wanted:
             off = self._wishes.flex is False
             return Reason("switched-off", "it is switched off") if off else Reason("other-device", "it runs on cuda")
+        if spec.sink is not None:
+            return Reason("sink", "it has no score without a value")
         if site.dropout:
             return Reason("dropout", f"it has no dropout, and {site.dropout:g} of the weights are dropped")
         if trained:
@@ -277,7 +316,7 @@ def _only_forbids(spec: AttentionSpec, meaning: Meaning) -> bool:
     """Whether a mask certainly leaves a score as it is or forbids it."""
     if meaning.biases or meaning.is_distrusted:
         return False
-    return all(isinstance(step, (Added, Replaced)) and getattr(step, "fill", -1.0) != 0 for step in spec.mask)
+    return bool(spec.mask) and all(isinstance(step, (Added, Replaced)) and getattr(step, "fill", -1.0) != 0 for step in spec.mask)
 
 
 def _check(spec: AttentionSpec) -> None:

@@ -42,6 +42,8 @@ class Rewriter:
         self._known = traced.nodes
         self._places = {node: place for place, node in enumerate(self._graph.nodes)}
         self._place, self._mode = 0, traced.modes.get(next(iter(self._graph.nodes)))
+        self._lengths: tuple[fx.Node, fx.Node] | None = None
+        """Queries and keys of the attention that is replaced."""
 
     def replace(self, site: CapturedSite, plan: CallPlan) -> None:
         """Puts a call into the place of an attention.
@@ -97,11 +99,17 @@ class Rewriter:
     def _call(self, site: CapturedSite, plan: CallPlan) -> fx.Node:
         spec = site.spec
         query, key, value = self._operands(spec)
+        self._lengths = query, key
+        for factor in spec.scale_values:
+            query = self._emit(runtime_calls.multiplied, query, self._laid(factor.indexed, spec), factor.divide)
         if plan.form == "rule":
             return self._flex(site, plan, (query, key, value))
         mask, empty = self._mask(spec, plan)
         scale, share, kernels = spec.scale, site.dropout, plan.kernels
         emit = self._drawn if share else self._emit
+        if spec.sink is not None:
+            sink, causal = self._laid(spec.sink, spec), plan.form == "causal"
+            return emit(runtime_calls.attend_with_sink, query, key, value, mask, sink, scale, causal, share, kernels)
         if plan.rows == "levelled":
             return emit(rows.attend_levelled, query, key, value, mask, scale, share, kernels)
         if plan.rows in {"added", "infinite"}:
@@ -165,8 +173,8 @@ class Rewriter:
         if plan.rows in {"replaced", "void", "zero"} and last < len(spec.mask):
             kept = self._kept(spec.mask[last:], spec)
             empty = self._emit(rows.without_key, kept)
-            inner = self._bias(spec.mask[:last], spec, dtype)
-            return self._emit(rows.bounded, inner, kept, empty), empty
+            inner = self._bias(spec.mask[:last], spec, dtype) if last else None
+            return self._emit(rows.bounded, inner, kept, empty, dtype), empty
         return self._bias(spec.mask, spec, dtype), None
 
     def _kept(self, mask: Mask, spec: AttentionSpec) -> fx.Node:
@@ -209,7 +217,7 @@ class Rewriter:
         node = self._known.get(indexed.value)
         if node is None:
             raise Refused("inner-value", f"the mask '{indexed.value.name}' is not a tensor of the captured graph")
-        return layout.arrange(self._emit, node, indexed.axes, spec.axes.scores)
+        return layout.arrange(self._emit, node, indexed.axes, spec.axes.scores, self._lengths)
 
     def _flex(self, site: CapturedSite, plan: CallPlan, operands: tuple[fx.Node, fx.Node, fx.Node]) -> fx.Node:
         """Flex attention with the rule and the bias of a mask."""

@@ -33,8 +33,9 @@ def opened(kept: Tensor, empty: Tensor) -> Tensor:
     return kept | empty
 
 
-def bounded(bias: Tensor, kept: Tensor, empty: Tensor) -> Tensor:
+def bounded(bias: Tensor | None, kept: Tensor, empty: Tensor, dtype: torch.dtype) -> Tensor:
     """A bias that masks keys, and is 0 in rows without a key."""
+    bias = torch.zeros((), dtype=dtype, device=kept.device) if bias is None else bias
     return torch.where(empty, 0.0, torch.where(kept, bias, -math.inf))
 
 

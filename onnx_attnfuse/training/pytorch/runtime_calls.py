@@ -43,6 +43,30 @@ def arranged(x: Tensor, parts: Sequence[Sequence[int | None]], order: Sequence[i
     return x.reshape(joined)
 
 
+def repeated(x: Tensor, pieces: Sequence[Sequence[int | None]], *operands: Tensor) -> Tensor:
+    """A mask that lacks parts of axes, in full length along these.
+
+    Args:
+        x: The mask, with an axis for each piece, and one of length 1 for an axis without pieces.
+        pieces: For each axis of the scores the lengths of its pieces: 0 as in `x`, None for whatever is left of the axis.
+        operands: Queries (b, n, s, h) and keys (b, n or fewer, t, h), where something is left.
+    """
+    whole = (*operands[0].shape[:3], operands[1].shape[2]) if operands else (0, 0, 0, 0)
+    lengths, joined, place = list[int](), list[int](), 0
+    for inside, length in zip(pieces, whole, strict=True):
+        sizes = [size or x.shape[place + index] for index, size in enumerate(inside or (1,))]
+        place += len(sizes)
+        rest = length // math.prod(sizes)
+        lengths += [rest if size is None else known for size, known in zip(inside or (1,), sizes, strict=True)]
+        joined.append(math.prod(lengths[len(lengths) - len(sizes) :]))
+    return x.expand(lengths).reshape(joined)
+
+
+def multiplied(x: Tensor, factor: Tensor, divide: bool) -> Tensor:
+    """Queries times a factor of their scores, in their type."""
+    return (x / factor if divide else x * factor).to(x.dtype)
+
+
 def above(mask: Tensor, limit: float, negative: bool) -> Tensor:
     """Where a mask that is added, or subtracted, lets a key be seen."""
     return mask < -limit if negative else mask > limit
@@ -106,6 +130,59 @@ def attend(
         return functional.scaled_dot_product_attention(
             query, key, value, attn_mask=mask, dropout_p=dropout, is_causal=causal, scale=scale, enable_gqa=groups
         )
+
+
+_CHANNELS = 8
+"""Kernels take heads of multiples of this."""
+
+
+def attend_with_sink(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    sink: Tensor,
+    scale: float,
+    causal: bool,
+    dropout: float,
+    kernels: Kernels,
+) -> Tensor:
+    """Attention with one more score in each row, which takes weight and has no value.
+
+    It is the score of one more key, in front: of zeros but for a channel of its own, where queries have the sink. A triangle
+    gets a row in front, too, so that row i still sees keys up to i, and the sink.
+
+    Args:
+        query: (b, n, s, h)
+        key: (b, n or fewer, t, h)
+        value: (b, as many, t, v)
+        mask: (b or 1, n or 1, s or 1, t or 1) as truth values or numbers.
+        sink: (b or 1, n or 1, s or 1, 1): not +inf, and -inf only in rows that see a key.
+        scale: The factor of the scores.
+        causal: Row i sees keys up to i.
+        dropout: The share of weights that is dropped.
+        kernels: The kernels to choose from.
+    """
+    width = wide_enough(query.shape[-1], value.shape[-1])
+    sink = sink.to(query.dtype).clamp(min=_LOWEST_SINK).expand(*query.shape[:3], 1)
+    queries = functional.pad(torch.cat([query, sink], -1), (0, width - query.shape[-1] - 1, int(causal), 0))
+    own = functional.pad(key.new_full((1, 1, 1, 1), 1 / scale), (key.shape[-1], width - key.shape[-1] - 1))
+    keys = functional.pad(key, (0, width - key.shape[-1]))
+    keys = torch.cat([own.expand(*key.shape[:2], 1, width), keys], 2)
+    values = functional.pad(value, (0, width - value.shape[-1], 1, 0))
+    if mask is not None:
+        mask = functional.pad(mask.expand(*mask.shape[:3], key.shape[2]), (1, 0), value=mask.dtype == torch.bool)
+    found = attend(queries, keys, values, mask, scale, causal, dropout, kernels)
+    return found[:, :, int(causal) :, : value.shape[-1]]
+
+
+def wide_enough(size: int, own: int) -> int:
+    """The channels of a head that has one for a sink besides those of queries, or of values."""
+    return -(-max(size + 1, own) // _CHANNELS) * _CHANNELS
+
+
+_LOWEST_SINK = -3e4
+"""Beside a key that is seen, the weight of a sink from here down is 0, and in float16 it is a number still."""
 
 
 def spread(item: Tensor, groups: int) -> Tensor:

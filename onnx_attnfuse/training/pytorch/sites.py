@@ -9,13 +9,14 @@ from typing import Any
 import onnx_ir as ir
 from torch import fx
 
+from onnx_attnfuse.attention.axes.factors import leaves, refined
 from onnx_attnfuse.attention.masks.classify import Meaning, understand
 from onnx_attnfuse.attention.masks.index_reader import Reader
 from onnx_attnfuse.attention.masks.intervals import Bounds
 from onnx_attnfuse.attention.match.sinks import with_sink
 from onnx_attnfuse.attention.match.softmax import Softmax, find_softmax
 from onnx_attnfuse.attention.match.softmax_attention import read_site
-from onnx_attnfuse.attention.spec import AttentionSpec
+from onnx_attnfuse.attention.spec import AttentionSpec, mask_operands
 from onnx_attnfuse.containment import Subject, contained
 from onnx_attnfuse.fusion.pattern_rewrites.equations import write_formulas
 from onnx_attnfuse.fusion.pattern_rewrites.statistics import PatternStatistics
@@ -106,7 +107,7 @@ class SiteReader:
         name = self._name(softmax)
         report = TrainingSiteReport(name, None)
         with contained(_READING, name) as attempt:
-            spec = dataclasses.replace(read_site(softmax, self.facts, self._readers), name=name)
+            spec = dataclasses.replace(_with_all_heads(read_site(softmax, self.facts, self._readers)), name=name)
             self._check_width(spec, softmax)
             meaning = self._context.check_mask(spec, understand(spec, self.reader))
             report = dataclasses.replace(report, mask=meaning.kind, mask_text=meaning.text or None, shape=shape_in_words(spec))
@@ -148,6 +149,17 @@ class SiteReader:
         path = [place for place, _ in stack.values()]
         own = "softmax" if call is None else call.name
         return f"{_path(path[-1])}/{own}" if path else own
+
+
+def _with_all_heads(spec: AttentionSpec) -> AttentionSpec:
+    """The attention whose rows are those that its mask tells apart; several queries in one of these are heads that share keys."""
+    told = {leaf for indexed in mask_operands(spec.mask) for axis in refined(indexed.axes) for leaf in axis}
+    rows = leaves(spec.query_axis)
+    heads = tuple(leaf for leaf in rows if leaf not in told and isinstance(leaf.size, int))
+    if not heads or len(heads) == len(rows):
+        return spec
+    batch, own = (*spec.batch_axis, *heads), (*spec.heads, *heads)
+    return dataclasses.replace(spec, query_axis=tuple(leaf for leaf in rows if leaf in told), batch_axis=batch, heads=own)
 
 
 def _follow_largest(apart: ir.Node) -> None:

@@ -285,6 +285,13 @@ class _Interpreter(fx.Interpreter):
                 self._recorder.nodes.setdefault(self._recorder.value(found), n)
         return found
 
+    def get_attr(self, target: Any, args: Any, kwargs: Any) -> Any:
+        """A tensor that the graph holds, which has no gradient."""
+        found = super().get_attr(target, args, kwargs)
+        if isinstance(found, torch.Tensor) and not found.requires_grad:
+            self._recorder.gradients.is_apart(found)
+        return found
+
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
         """Calls a function; dropouts and whole attentions are known as such, and no gradients are recorded here."""
         if target is _SWITCH:

@@ -42,6 +42,9 @@ def _bounds(steps: str, opset: int = 18) -> tuple[float, float]:
         ("y = ReduceMin(far, last)", (-1000, 0)),
         ("y = ScatterND(far, at, thousand)", (-1000, 0)),
         ('y = ScatterND<reduction = "add">(far, at, thousand)', (-math.inf, math.inf)),
+        ("y = Abs(far)", (0, 1000)),
+        ("y = Log(top)", (math.log(5), math.log(5))),
+        ("y = Log(far)", (-math.inf, math.inf)),
     ],
 )
 def test_what_goes_in_comes_out(steps: str, expected: tuple[float, float]) -> None:

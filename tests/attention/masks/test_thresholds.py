@@ -13,7 +13,7 @@ from onnx_attnfuse.assumptions import Assumed
 from onnx_attnfuse.attention.masks.intervals import Bounds, outcomes
 from onnx_attnfuse.attention.masks.mask_terms import element_of
 from onnx_attnfuse.attention.masks.operators import literal, opaque
-from onnx_attnfuse.certify.terms import Term, ite, number
+from onnx_attnfuse.certify.terms import Term, ite, make, number
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.verify.tolerance import TIGHT
 
@@ -57,8 +57,13 @@ def test_the_bounds_of_types_are_those_of_numpy() -> None:
 
 FLOAT = ir.DataType.FLOAT
 FED, BIAS = (element_of(ir.Value(name=name, type=ir.TensorType(FLOAT)), (), FLOAT) for name in ("fed", "bias"))
+COMPUTED = element_of(ir.node("Gelu", [ir.Value(name="x")], domain="com.microsoft").outputs[0], (), FLOAT)
 SELECTED = element_of(ir.Value(name="selected", type=ir.TensorType(ir.DataType.BOOL)), (), ir.DataType.BOOL)
 UNDEFINED = element_of(ir.Value(name="undefined", const_value=ir.tensor([0.0, math.nan])), (number(0),), FLOAT)
+
+
+def times(one: Term, other: Term) -> Term:
+    return make("apply", "Real", (one, other), "Mul")
 
 
 def chosen(then: float | Term, other: float | Term) -> Term:
@@ -73,6 +78,9 @@ def chosen(then: float | Term, other: float | Term) -> Term:
         (chosen(0.0, -1e9), True),
         (chosen(0.0, -900.0), False),
         (FED, True),
+        (times(COMPUTED, COMPUTED), False),
+        (times(COMPUTED, FED), True),
+        (times(COMPUTED, literal(2.0)), True),
         (literal(math.nan), True),
         (chosen(0.0, UNDEFINED), True),
     ],

@@ -97,10 +97,10 @@ def alibi(scores, i, j, module, given):
     return scores + module.slopes[:, None, None] * (j - i)
 
 
-def computed_alibi(scores, i, j, module, given):
-    """Slopes as BLOOM and MPT compute them, times what a caller gives."""
+def computed_alibi(scores, i, j, module, given, first=0):
+    """Slopes as BLOOM and MPT compute them, times what a caller gives, with distances from `first` on."""
     slopes = torch.pow(torch.full((), 0.25, dtype=scores.dtype), torch.arange(1, HEADS + 1, dtype=torch.int32))
-    return scores + (slopes * given.get("factor", 1.0))[:, None, None] * (j - i)
+    return scores + (slopes * given.get("factor", 1.0))[:, None, None] * (j - i - first)
 
 
 def capped(scores, i, j, module, given):

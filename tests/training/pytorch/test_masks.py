@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 
 import pytest
@@ -92,12 +93,13 @@ def test_slopes_are_added_as_numbers_or_by_a_rule(flex) -> None:
     assert (site.kernel, site.mask) == ("flex" if flex else "flash (CPU)", "causal + alibi")
 
 
-@pytest.mark.parametrize(("factor", "apart"), [(None, ""), (2.0, ", rows without a key apart")])
-def test_slopes_that_are_computed_of_numbers_are_known_to_mask_nothing(factor, apart) -> None:
-    """A factor from outside may be anything."""
+@pytest.mark.parametrize(("factor", "first", "apart"), [(None, 0, ""), (2.0, 0, ""), (2.0, 1, ", rows without a key apart")])
+def test_slopes_mask_nothing_where_they_are_numbers_or_each_row_sees_its_own_key(factor, first, apart) -> None:
+    """A factor from outside may be anything, and a distance that is not 0 at a row's own key masks that, too."""
     inputs = given() if factor is None else {**given(), "factor": torch.tensor(factor)}
-    (site,) = check(Masked(masked.triangle, spell=masked.computed_alibi, added=True), inputs).sites
-    assert (site.mask, site.handed) == ("causal + alibi", "its mask as a bias" + apart)
+    spell = functools.partial(masked.computed_alibi, first=first)
+    (site,) = check(Masked(masked.triangle, spell=spell, added=True), inputs).sites
+    assert site.handed == "its mask as a bias" + apart
 
 
 @pytest.mark.parametrize(("length", "kernel"), [(37, "flex"), (300, "flash (CPU)")])
