@@ -202,5 +202,5 @@ class _Emitter:
 
     def _element(self, element: Term) -> ir.Value | None:
         """A value that is long enough to be read at (b, j), at (b) or at (j)."""
-        found = laid_out(self._builder, element, (self._axes.b, self._axes.j))
+        found = laid_out(self._builder, element, (self._axes.b, self._axes.j)) if element.op == "element" else None
         return None if found is None else found.value

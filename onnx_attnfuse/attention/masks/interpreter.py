@@ -90,11 +90,18 @@ def _any(*items: Array) -> Array:
     return functools.reduce(np.logical_or, items)
 
 
+def _quotient(one: Array, other: Array) -> Array:
+    """ONNX's Div, which rounds integers to zero."""
+    found = np.divide(one, other)
+    return np.trunc(found) if np.issubdtype(np.result_type(one, other), np.integer) else found
+
+
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
     **NUMBERS,
     **{op: function for op, (function, _) in RELATIONS.items()},
     "Abs": np.abs,
     "Complement": functools.partial(np.subtract, 1),
+    "Div": _quotient,
     "Exp": np.exp,
     "Neg": np.negative,
     "Unmasked": functools.partial(np.less, MASKS),

@@ -51,9 +51,7 @@ class Printer:
             case "ite":
                 condition, chosen, other = map(self.write, part.args)
                 return f"({condition} ? {chosen} : {other})"
-            case "apply":
-                return f"{part.data.lower()}({', '.join(map(self.write, part.args))})"
-            case "element" | "index":
+            case "apply" | "element" | "index":
                 return self._atom(part)
             case _:
                 return self._sum(*linear(bare(part)))
@@ -65,7 +63,10 @@ class Printer:
     def _atom(self, atom: Term) -> str:
         if atom.op == "index":
             return self._names.get(factor_of(atom), "?")
-        return f"{value_of(atom).name}[{', '.join(map(self.write, atom.args))}]"
+        parts = ", ".join(map(self.write, atom.args))
+        if atom.op == "element":
+            return f"{value_of(atom).name}[{parts}]"
+        return f"{(atom.data if atom.op == 'apply' else atom.op).lower()}({parts})"
 
     def _sum(self, parts: _Parts, rest: Dim) -> str:
         words: list[str] = []

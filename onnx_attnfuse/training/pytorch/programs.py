@@ -92,6 +92,10 @@ class Compiler:
     def _atom(self, atom: Term) -> Program:
         if atom.op == "element":
             return ("read", self._number(value_of(atom)), *map(self.program, atom.args))
+        if parts_of(atom):
+            return self.program(atom)
+        if atom.op != "index":
+            raise Refused("unreadable-mask", f"the mask has a {atom.op} of integers, which has no program")
         place = self._places.get(factor_of(atom))
         if place is None:
             raise Refused("foreign-axis", "the mask has an axis that the attention does not have")

@@ -341,6 +341,10 @@ def test_a_misread_mask_is_handed_over_as_it_is(monkeypatch: pytest.MonkeyPatch)
     assert "the mask is" in (site.mask_text or "")
 
 
+TOKENS = """one = Constant<value_int=1>() a1 = Constant<value_ints=[1]>() a2 = Constant<value_ints=[2]>()
+    sums = CumSum(counts, one) before = Sub(sums, one) place = Mul(before, counts) key = Unsqueeze(place, a1)"""
+"""The number of each token among those that count, 0 for one that does not: a product of two tensors of integers."""
+
 _SIXTEEN = ", ".join(str(n / 8) for n in range(16))
 _BIASES = {
     "slopes times a distance": (
@@ -349,6 +353,13 @@ _BIASES = {
             slopes = Constant<value=float[4, 1, 1] {{0.5, 0.25, 0.125, 0.0625}}>() m = Mul(distance, slopes)""",
         "alibi",
         "(slopes 0.5, 0.25, ..., 0.0625)",
+    ),
+    "slopes times the number of a token": (
+        ", int64[b, s] counts",
+        f"""{TOKENS} keys = Unsqueeze(key, a1) numbers = Cast<to=1>(keys)
+            slopes = Constant<value=float[4, 1, 1] {{0.5, 0.25, 0.125, 0.0625}}>() m = Mul(numbers, slopes)""",
+        "alibi",
+        "mul(mul(sums[b, j] - 1, counts[b, j]), slopes[n, 0, 0]) (slopes 0.5, 0.25, ..., 0.0625)",
     ),
     "a number for each head is no slope": (
         "",
@@ -373,6 +384,29 @@ def test_biases_are_named(name: str) -> None:
     (site,) = onnx_attnfuse.explain(_model(inputs, mask), verify="none").sites
     assert (site.status, site.mask) == ("fused", kind)
     assert words in (site.mask_text or "")
+
+
+_ROWS = "row = Unsqueeze(place, a2)"
+
+
+@pytest.mark.parametrize(
+    ("condition", "text"),
+    [
+        (
+            f"{_ROWS} c = LessOrEqual(key, row)",
+            "lessorequal(mul(sums[b, j] - 1, counts[b, j]), mul(sums[b, i] - 1, counts[b, i]))",
+        ),
+        (f"{_ROWS} far = Mul(key, row) c = LessOrEqual(far, one)", "lessorequal(mul(mul("),
+        (f"{_ROWS} d = Sub(key, row) c = Equal(d, one)", "equal(sub(mul("),
+        (f"{_ROWS} three = Constant<value_int=3>() half = Div(key, three) c = Less(half, row)", "less(div(mul("),
+    ],
+)
+def test_products_of_integers_are_read(condition: str, text: str) -> None:
+    model = _model(", int64[b, s] counts", f"{TOKENS} {condition} {FILL} u = Unsqueeze(c, a1) m = Where(u, nothing, fill)")
+    (site,) = onnx_attnfuse.optimize(model, verify="sites").report.sites
+    assert (site.status, site.mask, site.reasons) == ("fused", "arbitrary", ())
+    assert (site.mask_text or "").startswith(text)
+    assert "was read as" not in (site.mask_text or "")
 
 
 def test_rows_and_columns_of_an_image_apart() -> None:
