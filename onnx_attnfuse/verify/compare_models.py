@@ -27,9 +27,6 @@ from onnx_attnfuse.verify.inputs import Array, InputCase, Pattern, case_groups, 
 from onnx_attnfuse.verify.model_result import Verification, finding
 from onnx_attnfuse.verify.model_session import Source, check_interfaces, read, session
 from onnx_attnfuse.verify.options import Trials
-from onnx_attnfuse.verify.quantised.record import read_record
-from onnx_attnfuse.verify.quantised.roundings import read_dequantised
-from onnx_attnfuse.verify.quantised.stated_error import verify_quantised
 from onnx_attnfuse.verify.rounding import rounded
 from onnx_attnfuse.verify.runtime import Operators, PieceSession, Reference, RuntimeRefusal, available
 from onnx_attnfuse.verify.shape_solver import Equalities, Values
@@ -109,12 +106,10 @@ def verify_models(first: Source, second: Source, trials: Trials | None = None) -
     trials = trials or Trials()
     _check_trials(trials)
     models = read(first), read(second)
-    if (record := read_record(models[1].metadata_props)) is not None:
-        return verify_quantised(*models, record)
-    if (left_out := read_dequantised(models[1].metadata_props)) is not None:
-        from onnx_attnfuse.verify.quantised.dequantised import verify_dequantised
+    from onnx_attnfuse.verify.quantised.stated_error import verify_stated  # which compares models without roundings
 
-        return verify_dequantised(*models, left_out)
+    if (stated := verify_stated(*models)) is not None:
+        return stated
     if trials.round_float16:
         models = first, second = rounded(models[0]), rounded(models[1])
     loaded = _loaded(first, "first"), _loaded(second, "second")

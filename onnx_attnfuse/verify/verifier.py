@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     import onnx
 
-    from onnx_attnfuse.verify.decoder_loop import Loop
+    from onnx_attnfuse.verify.decoder_feeds import Loop
     from onnx_attnfuse.verify.equivalence import EquivalenceChecker
     from onnx_attnfuse.verify.references.core import Operator as ReferenceOperator
     from onnx_attnfuse.verify.verdict import Verdict

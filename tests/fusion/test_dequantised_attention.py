@@ -13,7 +13,7 @@ import pytest
 import onnx_attnfuse
 from onnx_attnfuse.errors import ModelError
 from onnx_attnfuse.verify.quantised.dequantised import check_dequantised
-from onnx_attnfuse.verify.quantised.roundings import KEY, read_dequantised, without_roundings
+from onnx_attnfuse.verify.quantised.roundings import DequantisedAttention, without_roundings
 from tests.support.bundled import cases, run
 from tests.support.graph_builder import GraphBuilder
 from tests.support.quantised import quantised, source
@@ -75,7 +75,7 @@ def test_verifying_holds_the_result_to_what_was_stated(name: str, what: str) -> 
     found = onnx_attnfuse.verify_models(model, result)
     assert found.equal
     assert any(note.startswith("stated: largest") for note in found.notes)
-    (entry,) = (item for item in result.metadata_props if item.key == KEY)
+    (entry,) = (item for item in result.metadata_props if item.key == DequantisedAttention.KEY)
     record = json.loads(entry.value)
     record[what]["mean"] /= 10
     entry.value = json.dumps(record)
@@ -119,7 +119,7 @@ def test_a_result_may_be_no_further_from_what_nothing_rounds_than_its_source() -
     for node in result.graph.node:
         if list(node.input[1:]) in (fine, coarse):
             node.input[1:] = coarse if list(node.input[1:]) == fine else fine
-    (entry,) = (item for item in result.metadata_props if item.key == KEY)
+    (entry,) = (item for item in result.metadata_props if item.key == DequantisedAttention.KEY)
     entry.value = json.dumps({**json.loads(entry.value), "error": None, "result_error": None})
     found = onnx_attnfuse.verify_models(model, result)
     assert not found.equal
@@ -128,7 +128,7 @@ def test_a_result_may_be_no_further_from_what_nothing_rounds_than_its_source() -
 
 def test_a_record_that_cannot_be_read_is_told() -> None:
     with pytest.raises(ModelError, match="make the model again"):
-        read_dequantised({KEY: "[]"})
+        DequantisedAttention.read({DequantisedAttention.KEY: "[]"})
 
 
 @pytest.mark.parametrize("name", ["bert__dyn18__sdpa", "bert__ts17__eager"])
@@ -145,7 +145,7 @@ def test_where_no_operator_takes_them_roundings_are_put_back(name: str) -> None:
     before, after = run(model, feeds), run(result.model, feeds)
     for output, array in before.items():
         assert np.array_equal(array, after[output])
-    assert not [item for item in result.model.metadata_props if item.key == KEY]
+    assert not [item for item in result.model.metadata_props if item.key == DequantisedAttention.KEY]
 
 
 def test_nothing_is_measured_where_nothing_is_verified() -> None:

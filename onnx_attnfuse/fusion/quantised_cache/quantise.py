@@ -34,10 +34,9 @@ from onnx_attnfuse.kernels.support import support
 from onnx_attnfuse.options import Options
 from onnx_attnfuse.reasons import Reason, Refused
 from onnx_attnfuse.serving.decoder import ServedDecoder
-from onnx_attnfuse.verify.decoder_loop import Loop
+from onnx_attnfuse.verify.decoder_feeds import DecoderRun, Feeds, Loop
 from onnx_attnfuse.verify.float32_copy import weight_bytes
 from onnx_attnfuse.verify.quantised.exact_check import check_quantised
-from onnx_attnfuse.verify.quantised.feeds import DecoderRun, Feeds
 from onnx_attnfuse.verify.quantised.measure import Turned, largest_numbers, measure
 from onnx_attnfuse.verify.quantised.record import QuantisedCache
 from onnx_attnfuse.verify.quantised.widening import Widen, widening
@@ -323,7 +322,7 @@ def _read(file: pathlib.Path, loop: Loop, feeds: Feeds) -> dict[str, Array]:
     """
     try:
         with np.load(file) as archive:
-            found = {name: archive[name] for name in archive.files if name in feeds.names or name == loop.mask}
+            found = {name: archive[name] for name in archive.files if name in feeds.dims or name == loop.mask}
     except (OSError, ValueError, zipfile.BadZipFile, AttributeError, TypeError) as error:
         problem = "is not there" if isinstance(error, FileNotFoundError) else "is no .npz file of arrays"
         raise OptionError(f"{file} {problem}; write one with numpy.savez({file.name!r}, {loop.tokens}=...)") from error
@@ -332,7 +331,7 @@ def _read(file: pathlib.Path, loop: Loop, feeds: Feeds) -> dict[str, Array]:
     if loop.tokens not in found:
         raise OptionError(f"{file} has no array '{loop.tokens}', the tokens of this model; add it, (texts, tokens)")
     tokens = found[loop.tokens]
-    if tokens.ndim != feeds.rank(loop.tokens) or not tokens.size:
+    if tokens.ndim != len(feeds.dims[loop.tokens]) or not tokens.size:
         raise OptionError(f"'{loop.tokens}' in {file} is of shape {list(tokens.shape)}; make it (texts, tokens), not empty")
     if loop.mask in found and found[loop.mask].shape != tokens.shape[:2]:
         raise OptionError(f"'{loop.mask}' in {file} is not of the shape of the tokens; make it so, or leave it out")

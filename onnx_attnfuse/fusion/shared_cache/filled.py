@@ -22,7 +22,7 @@ from onnx_attnfuse.graph.sizes import Dim, Size
 from onnx_attnfuse.graph.sweep import sweep
 from onnx_attnfuse.graph.uses import label, viewers
 from onnx_attnfuse.reasons import Refused
-from onnx_attnfuse.verify.decoder_loop import FilledSource
+from onnx_attnfuse.verify.decoder_feeds import FilledSource
 
 _INT = ir.DataType.INT64
 _CACHE_AXES = 4

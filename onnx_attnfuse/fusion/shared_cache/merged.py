@@ -15,7 +15,7 @@ import onnx_ir as ir
 from onnx_attnfuse.graph.constants import all_nodes, is_standard, subgraphs
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.ops import RESHAPES
-from onnx_attnfuse.verify.decoder_loop import DecoderBranch
+from onnx_attnfuse.verify.decoder_feeds import DecoderBranch
 from onnx_attnfuse.verify.input_kinds import kinds
 
 

@@ -11,7 +11,7 @@ from onnx_attnfuse.attention.match.candidates import Candidate
 from onnx_attnfuse.reasons import Reason
 from onnx_attnfuse.report.model import SiteReport
 from onnx_attnfuse.serving.decoder import ServedDecoder
-from onnx_attnfuse.verify.decoder_loop import Loop
+from onnx_attnfuse.verify.decoder_feeds import Loop
 from onnx_attnfuse.verify.verdict import Verified
 
 

@@ -54,7 +54,7 @@ from onnx_attnfuse.targets.base import BuildContext
 from onnx_attnfuse.targets.buffered_bias import Places
 from onnx_attnfuse.targets.norms_inside import take_in_norms
 from onnx_attnfuse.targets.packed_operands import merge_products
-from onnx_attnfuse.verify.decoder_loop import FilledSource, Loop
+from onnx_attnfuse.verify.decoder_feeds import FilledSource, Loop
 from onnx_attnfuse.verify.verdict import Verified
 
 _TARGET = next(item for item in TARGETS if item.INFO.key == target.INFO.key)

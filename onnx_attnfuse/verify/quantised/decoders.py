@@ -1,14 +1,10 @@
-"""Decoders that are run step by step: a source whose cache grows, and a result whose cache is a quantised buffer.
-
-The cache is in float32 then, and holds the dequantized numbers.
-"""
+"""Decoders whose cache is a quantised buffer, run step by step in float32; what the cache holds is dequantised."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
 import pathlib
-from collections.abc import Mapping
 
 import numpy as np
 import numpy.typing as npt
@@ -19,49 +15,17 @@ from onnx_attnfuse.graph.constants import attribute
 from onnx_attnfuse.kernels.cache_formats import CacheFormat, format_of
 from onnx_attnfuse.kernels.operators import group_query_attention
 from onnx_attnfuse.kernels.operators.group_query_attention import INFO
-from onnx_attnfuse.verify.decoder_loop import Loop, started
+from onnx_attnfuse.verify.decoder_feeds import SPARE, Decoder, DecoderRun, Loop
 from onnx_attnfuse.verify.gqa_prologue import in_front, unpack
 from onnx_attnfuse.verify.inputs import Array
-from onnx_attnfuse.verify.quantised.feeds import DecoderRun, Feeds, taken
 from onnx_attnfuse.verify.references.quantised_cache import restored
-from onnx_attnfuse.verify.runtime import PieceSession, Reference, RuntimeRefusal
+from onnx_attnfuse.verify.runtime import RuntimeRefusal
 
-_SPARE = 3
 _AFTER = 85
 """Each byte after the text."""
 
 
-class Growing:
-    """A source whose cache grows."""
-
-    def __init__(self, model: ir.Model, loop: Loop, feeds: Feeds, folder: str) -> None:
-        """Loads the source.
-
-        Raises:
-            RuntimeRefusal: ONNX Runtime does not take it.
-        """
-        self._session = _loaded(model, folder, "source")
-        self._loop, self._feeds, self.cache = loop, feeds, list[Array]()
-
-    def begin(self, run: DecoderRun) -> None:
-        """Empties the cache."""
-        self.cache = [self._feeds.cache(name, run.batch) for name, _ in self._loop.pasts]
-
-    def step(self, fed: Mapping[str, Array], handed: Mapping[str, Array] | None = None) -> dict[str, Array]:
-        """The outputs of one step by their names; `handed` are inputs besides.
-
-        Raises:
-            RuntimeRefusal: ONNX Runtime ended with an error.
-        """
-        loop = self._loop
-        past = dict(zip((name for name, _ in loop.pasts), self.cache, strict=True))
-        names = [*loop.outputs, *(name for name, _ in loop.presents)]
-        found = self._session.run(names, taken(fed, self._feeds.names) | past | dict(handed or {}))
-        self.cache = found[len(loop.outputs) :]
-        return dict(zip(loop.outputs, found, strict=False))
-
-
-class Quantised:
+class Quantised(Decoder):
     """A result whose cache is a quantised buffer."""
 
     def __init__(self, model: ir.Model, loop: Loop, folder: str) -> None:
@@ -77,38 +41,22 @@ class Quantised:
         runnable = rounded_in_front(model) if self._is_decomposed else model
         if runnable is None:
             raise RuntimeRefusal(f"there is no kernel on the CPU for a cache in {form.name}, and keys are rotated inside")
-        self._session = _loaded(runnable, folder, "result")
-        self._loop, self._buffers = loop, dict[str, Array]()
-        self._names = [name for name in self._session.inputs() if name not in self.parts]
+        super().__init__(runnable, loop, 1, pathlib.Path(folder, "result.onnx"))
 
     def begin(self, run: DecoderRun) -> None:
         """Fills the buffer with numbers that mean nothing."""
-        length = sum(run.steps) + _SPARE
-        for name, part in self.parts.items():
-            shape = run.batch, part.heads, length, part.form.stored_size(part.head_size)
+        self.cache = []
+        for part in self.parts.values():
+            shape = run.batch, part.heads, sum(run.steps) + SPARE, part.form.stored_size(part.head_size)
             after = np.full(shape, _AFTER, np.uint8).view(part.form.dtype.numpy())
-            self._buffers[name] = after.astype(np.float32) if self._is_decomposed else after
-
-    def step(self, fed: Mapping[str, Array]) -> dict[str, Array]:
-        """The outputs of one step by their names.
-
-        Raises:
-            RuntimeRefusal: ONNX Runtime ended with an error.
-        """
-        loop = self._loop
-        names = [*loop.outputs, *(name for _, name in loop.presents)]
-        found = self._session.run(names, taken(fed, self._names) | self._buffers)
-        self._buffers = dict(zip(self._buffers, found[len(loop.outputs) :], strict=True))
-        return dict(zip(loop.outputs, found, strict=False))
+            self.cache.append(after.astype(np.float32) if self._is_decomposed else after)
 
     def held(self, length: int) -> dict[str, Array]:
         """The first positions of the cache, dequantised, (b, m, length, h) float32, by the names of its inputs."""
+        parts = zip(self.parts.items(), (buffer[:, :, :length] for buffer in self.cache), strict=True)
         if self._is_decomposed:
-            return {name: buffer[:, :, :length] for name, buffer in self._buffers.items()}
-        return {
-            name: restored(self._buffers[name][:, :, :length], part.scale, part.form, part.head_size)
-            for name, part in self.parts.items()
-        }
+            return {name: numbers for (name, _), numbers in parts}
+        return {name: restored(numbers, part.scale, part.form, part.head_size) for (name, part), numbers in parts}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -149,13 +97,6 @@ def _head_size(node: ir.Node) -> int | None:
     last = None if past is None or past.shape is None else past.shape[3]
     form = None if past is None else format_of(past.dtype)
     return last * 8 // form.bits if isinstance(last, int) and form is not None else None
-
-
-def _loaded(model: ir.Model, folder: str, name: str) -> PieceSession | Reference:
-    try:
-        return started(model, pathlib.Path(folder, f"{name}.onnx"), ())
-    except ModelError as error:
-        raise RuntimeRefusal(str(error)) from error
 
 
 _FLOAT = ir.DataType.FLOAT

@@ -11,6 +11,7 @@ and a wrong layer, head, order, scale or position does.
 
 from __future__ import annotations
 
+import pathlib
 import tempfile
 
 import numpy as np
@@ -18,10 +19,9 @@ import onnx_ir as ir
 
 from onnx_attnfuse.errors import ModelError
 from onnx_attnfuse.graph.constants import is_standard
-from onnx_attnfuse.verify.decoder_loop import Loop
+from onnx_attnfuse.verify.decoder_feeds import Decoder, DecoderRun, Feeds, Loop
 from onnx_attnfuse.verify.inputs import Array
-from onnx_attnfuse.verify.quantised.decoders import Growing, Part, Quantised
-from onnx_attnfuse.verify.quantised.feeds import DecoderRun, Feeds
+from onnx_attnfuse.verify.quantised.decoders import Part, Quantised
 from onnx_attnfuse.verify.quantised.record import QuantisedCache
 from onnx_attnfuse.verify.quantised.widening import Widen, wide
 from onnx_attnfuse.verify.references.quantised_cache import step as rounding
@@ -58,7 +58,7 @@ def check_quantised(before: ir.Model, after: ir.Model, record: QuantisedCache, w
         except (RuntimeRefusal, ModelError) as refusal:
             return by_this_runtime(undecided(f"the quantised model does not load: {refusal}"))
         try:
-            source = Growing(oracle, loop, feeds, folder)
+            source = Decoder(oracle, loop, 0, pathlib.Path(folder, "source.onnx"))
             return by_this_runtime(_judged(source, result, feeds, loop))
         except RuntimeRefusal as refusal:
             return by_this_runtime(undecided(f"it does not run: {refusal}"))
@@ -89,7 +89,7 @@ def given(present: str) -> str:
     return f"attnfuse/given/{present}"
 
 
-def _judged(source: Growing, result: Quantised, feeds: Feeds, loop: Loop) -> Verdict:
+def _judged(source: Decoder, result: Quantised, feeds: Feeds, loop: Loop) -> Verdict:
     largest, count = 0.0, 0
     for run in feeds.runs():
         error, detail = _run(source, result, feeds, run, loop)
@@ -99,9 +99,8 @@ def _judged(source: Growing, result: Quantised, feeds: Feeds, loop: Loop) -> Ver
     return Verdict(True, largest, count, f"equal in {count} loops but for rounding")
 
 
-def _run(source: Growing, result: Quantised, feeds: Feeds, run: DecoderRun, loop: Loop) -> tuple[float, str]:
+def _run(source: Decoder, result: Quantised, feeds: Feeds, run: DecoderRun, loop: Loop) -> tuple[float, str]:
     """The largest error of one loop, and the difference."""
-    source.begin(run)
     result.begin(run)
     largest, seen = 0.0, 0
     for new, fed in zip(run.steps, feeds.steps(run, _SEED), strict=True):
@@ -110,7 +109,7 @@ def _run(source: Growing, result: Quantised, feeds: Feeds, run: DecoderRun, loop
         held = result.held(seen + new)
         source.cache = [held[past][:, :, :seen] for _, past in loop.pasts]
         handed = {given(name): held[past] for (name, _), (_, past) in zip(loop.presents, loop.pasts, strict=True)}
-        expected = source.step(fed, handed)
+        expected = source.step(fed | handed)
         for (_, past), present in zip(loop.pasts, source.cache, strict=True):
             if not np.array_equal(before[past], held[past][:, :, :seen]):
                 return largest, f"'{past}' holds other numbers than before at positions below {seen}"

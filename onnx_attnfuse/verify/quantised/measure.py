@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import pathlib
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import onnx_ir as ir
 
-from onnx_attnfuse.verify.decoder_loop import Loop
+from onnx_attnfuse.verify.decoder_feeds import Decoder, DecoderRun, Feeds, Loop
 from onnx_attnfuse.verify.inputs import Array
-from onnx_attnfuse.verify.quantised.decoders import Growing, Quantised
-from onnx_attnfuse.verify.quantised.feeds import DecoderRun, Feeds
+from onnx_attnfuse.verify.quantised.decoders import Quantised
 from onnx_attnfuse.verify.quantised.record import CacheError, QuantisedCache
 from onnx_attnfuse.verify.quantised.widening import Widen, wide
 
@@ -65,8 +65,8 @@ def largest_numbers(
         RuntimeRefusal: It does not run.
     """
     with tempfile.TemporaryDirectory(prefix="attnfuse-") as folder:
-        decoder = Growing(source, loop, feeds, folder)
-        decoder.begin(run)
+        decoder = Decoder(source, loop, 0, pathlib.Path(folder, "source.onnx"))
+        decoder.cache = feeds.empty(run.batch)
         for fed in feeds.steps(run, _SEED, given):
             decoder.step(fed)
         mask = np.asarray((given or {}).get(loop.mask, np.ones((run.batch, sum(run.steps)))), bool)[:, None, :, None]
@@ -99,9 +99,10 @@ def measure(
     feeds = Feeds(before, record.loop, record.context_length)
     pairs: list[tuple[Array, Array]] = []
     with tempfile.TemporaryDirectory(prefix="attnfuse-") as folder:
-        source, result = Growing(before, record.loop, feeds, folder), Quantised(after, record.loop, folder)
+        source = Decoder(before, record.loop, 0, pathlib.Path(folder, "source.onnx"))
+        result = Quantised(after, record.loop, folder)
         for run, steps in _loops(feeds, record.loop.tokens, texts):
-            source.begin(run)
+            source.cache = feeds.empty(run.batch)
             result.begin(run)
             for fed in steps:
                 old, new = source.step(fed)[record.logits], result.step(fed)[record.logits]

@@ -5,16 +5,47 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import onnx_ir as ir
 
 from onnx_attnfuse.errors import ModelError
-from onnx_attnfuse.verify.decoder_loop import Loop
+from onnx_attnfuse.verify.decoder_feeds import Loop
 
-KEY = "onnx_attnfuse.kv_cache"
-"""The entry of a model's metadata."""
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
 _ERRORS = "error", "error_on_text"
+
+
+class MetadataRecord:
+    """A frozen dataclass in an entry of a model's metadata."""
+
+    KEY: ClassVar[str]
+    """The name of the entry."""
+
+    def write(self, model: ir.Model) -> None:
+        """Puts the record into a model's metadata, in place."""
+        model.metadata_props[self.KEY] = json.dumps(dataclasses.asdict(cast("Any", self)), sort_keys=True)
+
+    @classmethod
+    def read(cls, metadata: Mapping[str, str]) -> Self | None:
+        """The record in a model's metadata; None where there is none.
+
+        Raises:
+            ModelError: The entry was changed.
+        """
+        if cls.KEY not in metadata:
+            return None
+        try:
+            return cls._made(json.loads(metadata[cls.KEY]))
+        except (ValueError, TypeError, KeyError, AttributeError) as problem:
+            raise ModelError(f"the metadata '{cls.KEY}' cannot be read: {problem}; make the model again") from problem
+
+    @classmethod
+    def _made(cls, found: dict[str, Any]) -> Self:
+        """The record of its content; raises what a changed content raises."""
+        raise NotImplementedError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,8 +66,10 @@ class CacheError:
 
 
 @dataclasses.dataclass(frozen=True)
-class QuantisedCache:
+class QuantisedCache(MetadataRecord):
     """A cache that is kept in fewer bits than it is computed in."""
+
+    KEY = "onnx_attnfuse.kv_cache"
 
     format: str
     """`int8`, `int4` or `float8`."""
@@ -76,25 +109,10 @@ class QuantisedCache:
         found = dataclasses.asdict(self)
         return {name: item for name, item in found.items() if name not in {"loop", "context_length"}}
 
-    def write(self, model: ir.Model) -> None:
-        """Puts the record into a model's metadata, in place."""
-        model.metadata_props[KEY] = json.dumps(dataclasses.asdict(self), sort_keys=True)
-
-
-def read_record(metadata: Mapping[str, str]) -> QuantisedCache | None:
-    """The record in a model's metadata; None where its cache is not quantised by us.
-
-    Raises:
-        ModelError: The entry was changed.
-    """
-    if KEY not in metadata:
-        return None
-    try:
-        found = json.loads(metadata[KEY])
+    @classmethod
+    def _made(cls, found: dict[str, Any]) -> Self:
         loop = found.pop("loop")
         error, on_text = (None if (item := found.pop(name, None)) is None else CacheError(**item) for name in _ERRORS)
         loop |= {name: tuple((old, new) for old, new in loop[name]) for name in ("pasts", "presents")}
         loop["outputs"] = tuple(loop["outputs"])
-        return QuantisedCache(**found, loop=Loop(**loop), error=error, error_on_text=on_text)
-    except (ValueError, TypeError, KeyError, AttributeError) as problem:
-        raise ModelError(f"the metadata '{KEY}' cannot be read: {problem}; make the model again") from problem
+        return cls(**found, loop=Loop(**loop), error=error, error_on_text=on_text)

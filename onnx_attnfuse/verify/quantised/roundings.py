@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections import Counter
-from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnx_ir as ir
 
-from onnx_attnfuse.errors import ModelError
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.constants import constant_array
 from onnx_attnfuse.graph.facts import Facts
@@ -19,9 +16,7 @@ from onnx_attnfuse.graph.quantised_operators import decompose_quantised
 from onnx_attnfuse.graph.rounding import QdqPair, read_pair
 from onnx_attnfuse.graph.scopes import all_names
 from onnx_attnfuse.graph.uses import reads_input
-
-KEY = "onnx_attnfuse.dequantised_attention"
-"""The entry of a model's metadata."""
+from onnx_attnfuse.verify.quantised.record import MetadataRecord
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,9 +32,15 @@ class OutputError:
         return f"largest {self.largest:.2g}, mean {self.mean:.2g} of their spread in {self.cases} cases"
 
 
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+
 @dataclasses.dataclass(frozen=True)
-class DequantisedAttention:
+class DequantisedAttention(MetadataRecord):
     """Attentions of a quantised model that were fused without the roundings inside."""
+
+    KEY = "onnx_attnfuse.dequantised_attention"
 
     sites: int
     roundings: int
@@ -66,26 +67,11 @@ class DequantisedAttention:
         """The record as plain JSON types."""
         return dataclasses.asdict(self)
 
-    def write(self, model: ir.Model) -> None:
-        """Puts the record into a model's metadata, in place."""
-        model.metadata_props[KEY] = json.dumps(dataclasses.asdict(self), sort_keys=True)
-
-
-def read_dequantised(metadata: Mapping[str, str]) -> DequantisedAttention | None:
-    """The record in a model's metadata; None where there is none.
-
-    Raises:
-        ModelError: The entry was changed.
-    """
-    if KEY not in metadata:
-        return None
-    try:
-        found = json.loads(metadata[KEY])
+    @classmethod
+    def _made(cls, found: dict[str, Any]) -> Self:
         errors = [found.pop(name) for name in ("error", "source_error", "result_error")]
         made = [None if error is None else OutputError(**error) for error in errors]
-        return DequantisedAttention(found.pop("sites"), found.pop("roundings"), *made, **found)
-    except (ValueError, TypeError, KeyError, AttributeError) as problem:
-        raise ModelError(f"the metadata '{KEY}' cannot be read: {problem}; make the model again") from problem
+        return cls(found.pop("sites"), found.pop("roundings"), *made, **found)
 
 
 def without_roundings(model: ir.Model) -> ir.Model:

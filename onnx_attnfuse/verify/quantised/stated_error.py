@@ -1,8 +1,9 @@
-"""Holding a decoder with a quantised cache to the error that was stated when it was made, as `attnfuse verify` does."""
+"""Holding a model to the error that was stated when it was made, of a quantised cache or of roundings left out."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable, Iterable
 
 import onnx_ir as ir
 
@@ -10,64 +11,101 @@ from onnx_attnfuse.errors import ModelError
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.verify.input_kinds import kinds
 from onnx_attnfuse.verify.model_result import Verification
+from onnx_attnfuse.verify.quantised.dequantised import check_dequantised, measure_dequantised
 from onnx_attnfuse.verify.quantised.exact_check import check_quantised
 from onnx_attnfuse.verify.quantised.measure import measure
 from onnx_attnfuse.verify.quantised.record import CacheError, QuantisedCache
-from onnx_attnfuse.verify.quantised.widening import Widen, widening
+from onnx_attnfuse.verify.quantised.roundings import DequantisedAttention, OutputError
+from onnx_attnfuse.verify.quantised.widening import widening
 from onnx_attnfuse.verify.runtime import RuntimeRefusal
+from onnx_attnfuse.verify.verdict import Verdict
 
 _MORE, _BESIDES, _FEWER = 1.25, 1e-3, 0.05
 """How much larger errors may be than stated, and how much fewer tokens the same, as other kernels round differently."""
 
 
-def verify_quantised(source: ir.Model, result: ir.Model, record: QuantisedCache) -> Verification:
-    """Runs a source and its result with a quantised cache in a loop: equal but for rounding, which costs no more than stated.
+def verify_stated(source: ir.Model, result: ir.Model) -> Verification | None:
+    """Whether a result equals its source but for rounding, which costs no more than it states; None where it states nothing.
 
     Args:
-        source: The decoder whose cache grows.
-        result: The decoder with the quantised cache.
-        record: The error stated of it.
+        source: The decoder whose cache grows, or the quantised model.
+        result: The decoder with a quantised cache, or the model with attentions fused without the roundings inside.
 
     Raises:
         ModelError: One cannot be run, or the first is not the source of the second.
     """
+    if (cache := QuantisedCache.read(result.metadata_props)) is not None:
+        return _verified_cache(source, result, cache)
+    if (left_out := DequantisedAttention.read(result.metadata_props)) is not None:
+        return _verification(source, check_dequantised(source, result), lambda: _roundings(source, result, left_out))
+    return None
+
+
+def _verification(source: ir.Model, verdict: Verdict, measured: Callable[[], tuple[str, tuple[str, ...]]]) -> Verification:
+    """A verdict with the way in which a measured error is larger than stated, and lines on it.
+
+    Raises:
+        ModelError: Nothing could be compared.
+    """
+    if verdict.undecided is not None:
+        raise ModelError(f"the models cannot be compared: {verdict.undecided}; run them where they were made for")
+    named = tuple((name, kind.name) for name, kind in kinds(source.graph, Facts(source.graph)).items())
+    found = Verification(False, verdict.cases, 0, (), verdict.detail, named)
+    if not verdict.equal:
+        return found
+    exceeded, notes = measured()
+    return dataclasses.replace(found, equal=not exceeded, detail=exceeded or verdict.detail, notes=notes)
+
+
+def _verified_cache(source: ir.Model, result: ir.Model, record: QuantisedCache) -> Verification:
     have = {value.name for value in (*source.graph.inputs, *source.graph.outputs)}
     loop = record.loop
     wanted = {loop.tokens, *loop.outputs, *(pair[0] for pair in (*loop.pasts, *loop.presents))}
     if missing := sorted(wanted - have):
         problem = f"the second model has a quantised cache, and the first is not what it was made of: it has no {missing[0]}"
         raise ModelError(f"{problem}; compare it with its source")
+
     with widening() as widen:
-        return _verified(source, result, record, widen)
+
+        def measured() -> tuple[str, tuple[str, ...]]:
+            try:
+                error = measure(source, result, record, widen)
+            except RuntimeRefusal as refusal:
+                raise ModelError(f"a model does not run: {refusal}; repair it first") from refusal
+            notes = f"error of the logits by the {record.format} cache: {error}", _stated(record.error)
+            exceeded = _exceeded("error of the logits", [(error, record.error)])
+            if not exceeded and record.error is not None and error.equal_tokens < record.error.equal_tokens - _FEWER:
+                exceeded = (
+                    f"{error.equal_tokens:.1%} of greedy tokens are the same, and {record.error.equal_tokens:.1%} were stated"
+                )
+            return exceeded, notes
+
+        return _verification(source, check_quantised(source, result, record, widen), measured)
 
 
-def _verified(source: ir.Model, result: ir.Model, record: QuantisedCache, widen: Widen) -> Verification:
-    verdict = check_quantised(source, result, record, widen)
-    if verdict.undecided is not None:
-        raise ModelError(f"the models cannot be compared: {verdict.undecided}; run them where they were made for")
-    found = Verification(False, verdict.cases, 0, (), verdict.detail, _kinds(source))
-    if not verdict.equal:
-        return found
-    try:
-        error = measure(source, result, record, widen)
-    except RuntimeRefusal as refusal:
-        raise ModelError(f"a model does not run: {refusal}; repair it first") from refusal
-    stated = f"stated: {record.error}" if record.error is not None else "no error was stated"
-    notes = f"error of the logits by the {record.format} cache: {error}", stated
-    exceeded = "" if record.error is None else _exceeded(error, record.error)
-    return dataclasses.replace(found, equal=not exceeded, detail=exceeded or verdict.detail, notes=notes)
+def _roundings(source: ir.Model, result: ir.Model, then: DequantisedAttention) -> tuple[str, tuple[str, ...]]:
+    now = measure_dequantised(source, result, then)
+    pairs = [(now.error, then.error), (now.result_error, then.result_error)]
+    exceeded, before, after = _exceeded("difference of the outputs", pairs), now.source_error, now.result_error
+    if not exceeded and before is not None and after is not None and not _holds(after.mean, before.mean):
+        numbers = f"{after.mean:.3g}, and not {before.mean:.3g}"
+        exceeded = f"the outputs are further from those without roundings than the source's: {numbers}"
+    return exceeded, (*now.lines(), _stated(then.error))
 
 
-def _exceeded(error: CacheError, stated: CacheError) -> str:
-    """The way in which an error is larger than stated; empty where it is not."""
+def _stated(error: CacheError | OutputError | None) -> str:
+    return "no error was stated" if error is None else f"stated: {error}"
+
+
+def _exceeded(what: str, pairs: Iterable[tuple[CacheError | OutputError | None, CacheError | OutputError | None]]) -> str:
+    """The way in which an error is larger than the one stated beside it; empty where none is."""
+    known = [(now, then) for now, then in pairs if now is not None and then is not None]
     for name in ("largest", "mean"):
-        now, then = getattr(error, name), getattr(stated, name)
-        if not now <= then * _MORE + _BESIDES:
-            return f"the {name} error of the logits is {now:.3g} of their spread, and {then:.3g} was stated"
-    if error.equal_tokens < stated.equal_tokens - _FEWER:
-        return f"{error.equal_tokens:.1%} of greedy tokens are the same, and {stated.equal_tokens:.1%} were stated"
+        for found, stated in ((getattr(now, name), getattr(then, name)) for now, then in known):
+            if not _holds(found, stated):
+                return f"the {name} {what} is {found:.3g} of their spread, and {stated:.3g} was stated"
     return ""
 
 
-def _kinds(source: ir.Model) -> tuple[tuple[str, str], ...]:
-    return tuple((name, kind.name) for name, kind in kinds(source.graph, Facts(source.graph)).items())
+def _holds(found: float, bound: float) -> bool:
+    return found <= bound * _MORE + _BESIDES

@@ -23,7 +23,7 @@ from onnx_attnfuse.serving.decoder import ServedDecoder
 from onnx_attnfuse.verify import model_session
 from onnx_attnfuse.verify.quantised import widening
 from onnx_attnfuse.verify.quantised.exact_check import check_quantised
-from onnx_attnfuse.verify.quantised.record import KEY, read_record
+from onnx_attnfuse.verify.quantised.record import QuantisedCache
 from tests.support.bundled import BUNDLED
 from tests.support.decoder_loops import Array, Fed, grown, named, session, steps
 from tests.support.decoders import SINKS, WINDOWED, decoder
@@ -161,7 +161,7 @@ def test_the_error_is_that_of_the_text_where_one_is_given(tmp_path: pathlib.Path
         "error of the logits by the int8 cache on text of that file, with scales from the rest",
         "error of the logits by the int8 cache on random tokens",
     ]
-    assert read_record({item.key: item.value for item in result.model.metadata_props}) == record
+    assert QuantisedCache.read({item.key: item.value for item in result.model.metadata_props}) == record
 
 
 def test_text_that_is_short_or_goes_with_other_arrays_is_not_set_apart(tmp_path: pathlib.Path) -> None:
@@ -190,11 +190,11 @@ def test_the_error_is_told_everywhere_and_written_into_the_model(tmp_path: pathl
     onnx_attnfuse.write_report(result.report, tmp_path / "told.html", "a title")
     assert "error of the logits by the int8 cache" in (tmp_path / "told.html").read_text(encoding="utf-8")
     metadata = {item.key: item.value for item in result.model.metadata_props}
-    assert read_record(metadata) == record
-    assert json.loads(metadata[KEY])["format"] == "int8"
+    assert QuantisedCache.read(metadata) == record
+    assert json.loads(metadata[QuantisedCache.KEY])["format"] == "int8"
     with pytest.raises(ModelError, match="cannot be read"):
-        read_record({KEY: "[]"})
-    assert read_record({}) is None
+        QuantisedCache.read({QuantisedCache.KEY: "[]"})
+    assert QuantisedCache.read({}) is None
 
 
 def _read_last(model: onnx.ModelProto) -> set[str]:
