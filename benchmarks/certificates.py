@@ -29,11 +29,10 @@ from benchmarks.certificates_page import ATTENTIONS, Record, page
 from onnx_attnfuse.certify import claims, terms
 from onnx_attnfuse.certify.certificate import certify, check
 from onnx_attnfuse.certify.pairing import Pair
-from onnx_attnfuse.certify.smt import Obligation
 from onnx_attnfuse.certify.solvers import Solver
-from onnx_attnfuse.certify.witness import refute
 from onnx_attnfuse.errors import AttnFuseError
 from onnx_attnfuse.graph import io
+from onnx_attnfuse.verify.witness import refute
 
 RUNS_EVERY = 8
 """Of how many wrong rewrites one is given to the hostile runs, which take seconds each."""
@@ -93,14 +92,6 @@ def proofs(model: pathlib.Path, name: str = "", **choices: Any) -> Iterator[Reco
     yield record
 
 
-class _Asking:
-    def __init__(self) -> None:
-        self._solver = Solver("z3")
-
-    def holds(self, asked: Obligation) -> bool:
-        return self._solver.decide(asked.text) == "unsat"
-
-
 def wrong(model: pathlib.Path, part: int = 0, parts: int = 1, done: Sequence[str] = (), **choices: Any) -> Iterator[Record]:
     """One record for each kind of wrong rewrite of a model, of every `parts`-th kind from `part` on."""
     from tests.support.wrong_rewrites import wrong_rewrites
@@ -124,7 +115,7 @@ def _judged(before: ir.Model, value: str, changed: onnx.ModelProto) -> Record:
         pair = Pair(before, ir.serde.deserialize_model(changed))
     except Exception as error:  # noqa: BLE001 - a change may make no model at all
         return {"verdict": "no model", "example": str(error)[:100]}
-    judge, start = _Asking(), time.process_time()
+    judge, start = Solver("z3").proves, time.process_time()
     ordered = sorted(pair.claims, key=lambda claim: claim.name != value)
     for claim in ordered:
         terms.restart()

@@ -121,8 +121,8 @@ def _differences(model: pathlib.Path, out: pathlib.Path, found: Certificate, wan
     if not found.open:
         return
     from onnx_attnfuse.certify.solvers import Solver
-    from onnx_attnfuse.certify.witness import counterexample
     from onnx_attnfuse.graph import io
+    from onnx_attnfuse.verify.witness import counterexample
 
     for claim in found.open[:_TRIED]:
         against = counterexample(io.load(str(model)), io.load(str(out)), claim.name, Solver(wanted.solver))

@@ -16,7 +16,7 @@ import json
 import os
 import pathlib
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 import onnx_ir as ir
@@ -163,26 +163,6 @@ def _parsed(content: Mapping[str, Any], text: str) -> Certificate:
     )  # fmt: skip
 
 
-class _Asking:
-    """A judge that asks a solver."""
-
-    def __init__(self, solver: Solver) -> None:
-        self._solver = solver
-
-    def holds(self, asked: Obligation) -> bool:
-        return self._solver.decide(asked.text) == "unsat"
-
-
-class _Recorded:
-    """A judge that believes the obligations of a file, all of which are decided afterwards."""
-
-    def __init__(self, texts: Iterable[str]) -> None:
-        self._texts = set(texts)
-
-    def holds(self, asked: Obligation) -> bool:
-        return asked.text in self._texts
-
-
 def _hashes(models: Mapping[str, ModelFile | ir.Model]) -> dict[str, str]:
     return {
         name: hashlib.sha256(pathlib.Path(model).read_bytes()).hexdigest()
@@ -222,7 +202,7 @@ def certify(
         ModelError: A model cannot be read.
         OptionError: There is no such solver.
     """
-    judge = _Asking(Solver(solver))
+    judge = Solver(solver).proves
     pair = _pair(before, after)
     places: dict[str, int] = {}
     claims: list[Judged] = []
@@ -282,10 +262,14 @@ def check(
         if side.content != expected:
             raise OptionError(f"{path} is not about the {what} model; give the models that it was made of, or make it again")
     problems = pair.differences()
-    recorded, known, used = _Recorded(given.obligations), {claim.name: claim for claim in given.claims}, dict[str, None]()
+    recorded, known, used = set(given.obligations), {claim.name: claim for claim in given.claims}, dict[str, None]()
+
+    def judge(asked: Obligation) -> bool:
+        return asked.text in recorded  # believed, as all that are used are decided afterwards
+
     for claim in pair.claims:
         terms.restart()
-        proof = prove(pair, claim, recorded)
+        proof = prove(pair, claim, judge)
         noted = known.pop(claim.name, None)
         if not proof.proved:
             why = noted.open if noted is not None and noted.open else "the file lacks an obligation that it needs"

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
 
 from onnx_attnfuse.assumptions import AssumptionName
 from onnx_attnfuse.certify import arithmetic, digits
@@ -60,12 +59,8 @@ class _Row:
     """By how much they differ, case by case."""
 
 
-class Judge(Protocol):
-    """Who says whether an obligation holds."""
-
-    def holds(self, asked: Obligation) -> bool:
-        """Whether it does."""
-        ...
+Judge = Callable[[Obligation], bool]
+"""Who says whether an obligation holds."""
 
 
 @dataclasses.dataclass
@@ -111,7 +106,7 @@ class Prover:
 
     def _shown(self, asked: Obligation) -> bool:
         """Whether an obligation holds; noted if it does."""
-        if not self.judge.holds(asked):
+        if not self.judge(asked):
             return False
         self.shown.append(asked)
         return True

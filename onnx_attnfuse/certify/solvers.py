@@ -7,6 +7,7 @@ import importlib
 from collections.abc import Mapping
 from typing import Any, Literal, get_args
 
+from onnx_attnfuse.certify.smt import Obligation
 from onnx_attnfuse.errors import MissingDependencyError, OptionError
 
 Answer = Literal["unsat", "sat", "unknown"]
@@ -40,6 +41,10 @@ class Solver:
         if found is None:
             found = self._answers[text] = self._z3(text) if self.name == "z3" else self._cvc5(text)
         return found
+
+    def proves(self, asked: Obligation) -> bool:
+        """Whether an obligation holds, as far as the solver can say."""
+        return self.decide(asked.text) == "unsat"
 
     def values(self, text: str, wanted: list[str]) -> dict[str, int] | None:
         """Values of integer constants for which all assertions hold; None if z3 finds none."""

@@ -16,7 +16,6 @@ from onnx_attnfuse.certify.claims import places_of
 from onnx_attnfuse.certify.execution import UNKNOWN, Execution
 from onnx_attnfuse.certify.interned import aside
 from onnx_attnfuse.certify.prover import Prover
-from onnx_attnfuse.certify.smt import Obligation
 from onnx_attnfuse.certify.terms import ONE, ZERO, Term, size
 from onnx_attnfuse.graph.constants import constant_array, is_constant
 from onnx_attnfuse.graph.facts import Facts
@@ -24,15 +23,6 @@ from onnx_attnfuse.graph.ops import ASKS_SHAPE, CASTS, ELEMENTWISE, GATHERS, REA
 
 Ends = Callable[[ir.Value], bool]
 _LIGHT = ASKS_SHAPE | CASTS | ELEMENTWISE | GATHERS | REARRANGES | REDUCTIONS | REPEATS | SLICES | {"Softplus", "Concat"}
-
-
-class _NoSolver:
-    """A judge to whom nothing holds that has to be asked."""
-
-    def holds(self, asked: Obligation) -> bool:
-        """Whether an obligation holds: never."""
-        del asked
-        return False
 
 
 class Reading(Execution):
@@ -70,7 +60,7 @@ def is_heavy(value: ir.Value) -> bool:
 def proved(pairs: Sequence[tuple[ir.Value, ir.Value]], ends: Ends, facts: Facts) -> tuple[ir.Value, ...] | None:
     """The values from which both of each pair were executed, if all elements are equal then; None if they may differ."""
     with aside():
-        reading, prover = Reading(ends, facts), Prover(_NoSolver())
+        reading, prover = Reading(ends, facts), Prover(lambda _: False)
         try:
             for old, new in pairs:
                 one, other = reading.array(old, beyond=True), reading.array(new, beyond=True)

@@ -18,8 +18,7 @@ from onnx_attnfuse.certify.arrays import Array, Index, Unsupported, elementwise
 from onnx_attnfuse.certify.meanings import elements, reductions
 from onnx_attnfuse.certify.meanings.call import Call
 from onnx_attnfuse.certify.meanings.elements import inverse
-from onnx_attnfuse.certify.prover import Prover
-from onnx_attnfuse.certify.smt import Obligation
+from onnx_attnfuse.certify.prover import Judge, Prover
 from onnx_attnfuse.certify.softmaxes import function, gathered, is_minus_infinity, weight
 from onnx_attnfuse.certify.solvers import Solver
 from onnx_attnfuse.certify.terms import FALSE, ONE, Term, add, multiply, number, polynomial, subtract
@@ -47,15 +46,6 @@ class FormulaProof:
         return f"proved for all sizes{chosen}" if self.proved else f"not proved{chosen}: {self.why}"
 
 
-@dataclasses.dataclass
-class _Asking:
-    solver: Solver
-
-    def holds(self, asked: Obligation) -> bool:
-        """Whether the solver says so."""
-        return self.solver.decide(asked.text) == "unsat"
-
-
 def proofs(pattern: Pattern, solver: Solver | None = None) -> Iterator[FormulaProof]:
     """Proofs that the written formula equals its meaning, for each combination of alternatives; none where both are one formula.
 
@@ -64,13 +54,13 @@ def proofs(pattern: Pattern, solver: Solver | None = None) -> Iterator[FormulaPr
     """
     if pattern.meaning is None or pattern.restates:
         return
-    judge = _Asking(solver or Solver())
+    judge = (solver or Solver()).proves
     for choices, written in variants(pattern.written):
         for more, meaning in variants(pattern.meaning, choices):
             yield dataclasses.replace(_proof(written, meaning, judge), choices=dict(more))
 
 
-def _proof(written: Tensor, meaning: Tensor, judge: _Asking) -> FormulaProof:
+def _proof(written: Tensor, meaning: Tensor, judge: Judge) -> FormulaProof:
     terms.restart()
     arithmetic.noted()
     prover = Prover(judge)

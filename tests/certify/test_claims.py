@@ -14,22 +14,13 @@ import pytest
 import onnx_attnfuse
 from onnx_attnfuse.certify import claims, terms
 from onnx_attnfuse.certify.pairing import Pair
-from onnx_attnfuse.certify.smt import Obligation
 from onnx_attnfuse.certify.solvers import Solver, SolverName
-from onnx_attnfuse.certify.witness import counterexample, refute
 from onnx_attnfuse.graph import io
+from onnx_attnfuse.verify.witness import counterexample, refute
 from tests.support.wrong_rewrites import wrong_rewrites
 
 BUNDLED = pathlib.Path(__file__).parents[2] / "models" / "bundled"
 MODELS = sorted(path.stem for path in BUNDLED.glob("*.onnx"))
-
-
-class Asking:
-    def __init__(self, solver: SolverName = "z3") -> None:
-        self.solver = Solver(solver)
-
-    def holds(self, asked: Obligation) -> bool:
-        return self.solver.decide(asked.text) == "unsat"
 
 
 def fused(name: str, folder: pathlib.Path, **choices: object) -> tuple[str, str]:
@@ -39,7 +30,7 @@ def fused(name: str, folder: pathlib.Path, **choices: object) -> tuple[str, str]
 
 
 def proofs(before: ir.Model, after: ir.Model, solver: SolverName = "z3") -> list[claims.Proof]:
-    pair, judge = Pair(before, after), Asking(solver)
+    pair, judge = Pair(before, after), Solver(solver).proves
     found = []
     for claim in pair.claims:
         terms.restart()

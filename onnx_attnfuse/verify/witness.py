@@ -6,12 +6,11 @@ are among those tried. The witness is an input on which the two differ; finding 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-import importlib
 import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import onnx
@@ -20,11 +19,11 @@ import onnx_ir as ir
 from onnx_attnfuse.certify import terms
 from onnx_attnfuse.certify.claims import Piece, Proof, prove
 from onnx_attnfuse.certify.pairing import Claim, Pair, Side
-from onnx_attnfuse.certify.smt import Obligation
 from onnx_attnfuse.certify.solvers import Solver
 from onnx_attnfuse.certify.terms import Term, number, substitute, walk
-from onnx_attnfuse.errors import MissingDependencyError
-from onnx_attnfuse.graph.constants import Array, all_nodes, constant_tensor, subgraphs
+from onnx_attnfuse.graph.constants import Array, constant_tensor, reads
+from onnx_attnfuse.verify.runtime import PieceSession, RuntimeRefusal
+from onnx_attnfuse.verify.tolerance import ErrorBounds, compare
 
 _SECONDS = 10.0
 _LARGEST = 7
@@ -54,28 +53,6 @@ class Counterexample:
     def __str__(self) -> str:
         sizes = ", ".join(f"{name}={value}" for name, value in sorted(self.sizes.items())) or "any sizes"
         return f"with {sizes} the two differ by {self.error:.2g}"
-
-
-def _session(model: Any) -> Any:
-    try:
-        onnxruntime: Any = importlib.import_module("onnxruntime")
-    except ImportError as error:
-        raise MissingDependencyError("counterexamples need onnxruntime; run pip install 'onnx-attnfuse[cpu]'") from error
-    options = onnxruntime.SessionOptions()
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    options.log_severity_level = 4
-    options.intra_op_num_threads = 1
-    return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-
-
-def _session_or_none(model: Any) -> Any:
-    """A session of the piece after; None if ONNX Runtime takes it for no model, which is a difference."""
-    try:
-        return _session(model)
-    except MissingDependencyError:
-        raise
-    except Exception:  # noqa: BLE001 - ONNX Runtime raises several kinds
-        return None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,7 +88,9 @@ class _Runner:
         claim = proof.claim
         found = Piece(pair, claim, level)
         (before, first), (after, second) = _pieces(pair, claim, found)
-        self.sessions = [_session(before), _session_or_none(after)]
+        self.sessions = [PieceSession(before.SerializeToString())]
+        with contextlib.suppress(RuntimeRefusal):  # ONNX Runtime takes the piece after for no model, which is a difference
+            self.sessions.append(PieceSession(after.SerializeToString()))
         self.inputs: list[_Given] = []
         names: dict[str, list[str | None]] = {}
         originals: dict[str, ir.Value] = {}
@@ -140,14 +119,14 @@ class _Runner:
             arrays[given.name] = _drawn([length or 0 for length in shape], given.dtype, generator, draw)
         outputs: list[Array] = []
         for place, session in enumerate(self.sessions):
-            feed = {item.names[place]: arrays[item.name] for item in self.inputs if item.names[place] is not None}
+            feed = {name: arrays[item.name] for item in self.inputs if (name := item.names[place]) in session.inputs()}
             try:
-                wanted = {item.name for item in session.get_inputs()}
-                outputs.append(session.run(None, {name: array for name, array in feed.items() if name in wanted})[0])
-            except Exception:  # noqa: BLE001 - ONNX Runtime raises several kinds
-                if not outputs:  # an input that the model before refuses says nothing
-                    return None
-                outputs.append(np.zeros(0, outputs[0].dtype))
+                outputs += session.run(None, feed)[:1]
+            except RuntimeRefusal:
+                break
+        if not outputs:  # an input that the model before refuses says nothing
+            return None
+        outputs += [np.zeros(0, outputs[0].dtype)] * (2 - len(outputs))
         error = _difference(outputs[0], outputs[1])
         if error is None:
             return None
@@ -173,17 +152,14 @@ def _drawn(shape: Sequence[int], dtype: ir.DataType, generator: np.random.Genera
 
 
 def _difference(one: Array, other: Array) -> float | None:
-    if one.shape != other.shape:
-        return float("inf")
-    if one.size == 0:
+    """The difference of two results, NaN where only one is a number; None where it is no more than rounding."""
+    first, second = one.astype(np.float64), other.astype(np.float64)
+    magnitude = float(np.nan_to_num(np.abs(first), posinf=0, neginf=0).max(initial=0.0))
+    bounds = ErrorBounds(_TOLERANCE.get(str(one.dtype), 1e-3) * (0.05 + magnitude), 0.0)
+    found = compare(first, second, bounds)
+    if found.equal:
         return None
-    first: Array = one.astype(np.float64)
-    second: Array = other.astype(np.float64)
-    if not np.array_equal(np.isnan(first), np.isnan(second)):
-        return float("nan")
-    error = float(np.nan_to_num(np.abs(first - second)).max())
-    magnitude = float(np.nan_to_num(np.abs(first), posinf=0, neginf=0).max())
-    return error if error > _TOLERANCE.get(str(one.dtype), 1e-3) * (0.05 + magnitude) else None
+    return float("nan") if found.nan_lost or found.nan_found else found.max_abs_error or float(np.finfo(np.float64).max)
 
 
 def _sizes(symbols: Sequence[Term], proof: Proof, solver: Solver | None) -> Iterator[Mapping[Term, int]]:
@@ -217,18 +193,9 @@ def counterexample(before: ir.Model, after: ir.Model, name: str, solver: Solver)
     for claim in pair.claims:
         if claim.name == name:
             terms.restart()
-            proof = prove(pair, claim, _Asking(solver))
+            proof = prove(pair, claim, solver.proves)
             return None if proof.proved else refute(pair, proof, solver if solver.name == "z3" else None)
     return None
-
-
-@dataclasses.dataclass(frozen=True)
-class _Asking:
-    solver: Solver
-
-    def holds(self, asked: Obligation) -> bool:
-        """Whether the solver says so."""
-        return self.solver.decide(asked.text) == "unsat"
 
 
 def refute(pair: Pair, proof: Proof, solver: Solver | None = None, seconds: float = _SECONDS) -> Counterexample | None:
@@ -242,9 +209,7 @@ def refute(pair: Pair, proof: Proof, solver: Solver | None = None, seconds: floa
     for level in (1, 2):
         try:
             runner = _Runner(pair, proof, level)
-        except MissingDependencyError:
-            raise
-        except Exception:  # noqa: BLE001 - a piece that ONNX Runtime does not take refutes nothing
+        except RuntimeRefusal:  # a piece that ONNX Runtime does not take refutes nothing
             continue
         for sizes in _sizes(runner.symbols(), proof, solver):
             for draw in range(_DRAWS):
@@ -255,16 +220,6 @@ def refute(pair: Pair, proof: Proof, solver: Solver | None = None, seconds: floa
                     return found
                 refused = refused or found  # a refusal of the model after says less than another number
     return refused
-
-
-def captured(node: ir.Node) -> Iterator[ir.Value]:
-    """The values that a node reads: its inputs, and the outer values that its branches and bodies read."""
-    yield from (value for value in node.inputs if value is not None)
-    for graph in subgraphs(node):
-        inside = {*graph.inputs, *(output for inner in all_nodes(graph) for output in inner.outputs)}
-        inside.update(graph.initializers.values())
-        read = [value for inner in all_nodes(graph) for value in inner.inputs if value is not None]
-        yield from (value for value in (*read, *graph.outputs) if value not in inside)
 
 
 def piece(side: Side, result: ir.Value, ends: Callable[[ir.Value], bool]) -> tuple[onnx.ModelProto, Sequence[ir.Value]]:
@@ -295,7 +250,7 @@ def piece(side: Side, result: ir.Value, ends: Callable[[ir.Value], bool]) -> tup
             given[value] = None
         else:
             pending.append((value, True))
-            pending.extend((item, False) for item in captured(node))
+            pending.extend((item, False) for item in reads(node) if item.graph is node.graph)
     return _model(side, result, list(nodes), list(given), list(constants)), list(given)
 
 
