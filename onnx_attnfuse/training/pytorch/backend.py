@@ -210,8 +210,8 @@ class _Compiled:
             if tensor is not None
         }
         constants = {mark: functools.partial(as_array, tensor) for mark, (_, tensor) in held.items()}
-        wishes, compiled = Wishes(policy, self._settings.flex, tuple(self._settings.patterns)), self._settings.rest != "eager"
-        found = rewrite_graph(module, fakes, mode, constants, wishes, compiled=compiled)
+        wishes = Wishes(policy, self._settings.flex, tuple(self._settings.patterns), self._settings.rest != "eager")
+        found = rewrite_graph(module, fakes, mode, constants, wishes)
         environment = read_environment()
         words = f" ({environment.line(policy)})" if environment.seen and self._settings.policy is None else ""
         return TrainingReport(_device_name(inputs), found.sites, words), [_Buffer(*held[mark]) for mark in found.relied]

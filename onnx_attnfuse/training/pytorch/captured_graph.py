@@ -45,8 +45,6 @@ def rewrite_graph(
     mode: FakeTensorMode,
     constants: Constants,
     wishes: Wishes,
-    *,
-    compiled: bool,
     gradients: Gradients | None = None,
 ) -> Rewritten:
     """Replaces every attention of a captured graph that a call computes exactly, in place.
@@ -57,19 +55,18 @@ def rewrite_graph(
         mode: The mode that the fake tensors belong to.
         constants: The contents of buffers among the inputs.
         wishes: The caller's requirements on the calls.
-        compiled: The graph is compiled as a whole afterwards.
         gradients: Which of the inputs gradients reach; None: those that ask for one.
     """
     open_calls(module, mode)
     traced = trace(module, inputs, mode, constants, gradients)
     reader = SiteReader(traced, wishes.patterns)
-    run = _Run(traced, reader, wishes, Rewriter(traced, reader.facts, compiled=compiled))
+    run = _Run(traced, reader, wishes, Rewriter(traced, reader.facts, compiled=wishes.compiled))
     sites = [run.site(reading) for reading in list(reader.read())]
     relied = set(run.relied)
     module.graph.lint()
     module.recompile()
     for inner in traced.nested:
-        found = rewrite_graph(inner.module, inner.inputs, mode, constants, wishes, compiled=compiled, gradients=inner.gradients)
+        found = rewrite_graph(inner.module, inner.inputs, mode, constants, wishes, inner.gradients)
         sites += found.sites
         relied |= found.relied
     return Rewritten(tuple(sites), frozenset(relied))
@@ -92,7 +89,9 @@ class _Run:
             plan = self._replaced(planner, site)
             if plan.is_new:
                 self.relied.update(self._buffers(site.spec))
-            report = dataclasses.replace(report, kernel=plan.kernel, handed=plan.words, others=plan.others)
+            report = dataclasses.replace(
+                report, kernel=plan.kernel, handed=plan.words + ", its weights beside it" * site.beside, others=plan.others
+            )
             return dataclasses.replace(report, own_call=not plan.is_new)
         assert attempt.reason is not None
         if site.call is not None:

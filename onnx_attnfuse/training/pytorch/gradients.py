@@ -51,9 +51,13 @@ class Gradients:
         has_one = tensor.is_floating_point() or tensor.is_complex()
         return has_one and id(tensor) not in self._free and id(tensor) not in self._ended
 
+    def has_ended(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor has no gradient, though its operand has one."""
+        return id(tensor) in self._ended
+
     def end_in(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor has no gradient here, though its operand has one."""
-        return id(tensor) in self._ended and self.are_recorded
+        return self.has_ended(tensor) and self.are_recorded
 
     def is_apart(self, tensor: torch.Tensor) -> None:
         """Notes that a tensor is taken by itself from now on, whatever it was computed from."""

@@ -24,7 +24,7 @@ from onnx_attnfuse.training.differentiable import check_differentiable
 from onnx_attnfuse.training.fully_masked_rows import swallows_from, treatment
 from onnx_attnfuse.training.kernels.kernel import Demand, TrainingDevice, TrainingKernel
 from onnx_attnfuse.training.kernels.pytorch import CPU_FLASH_CHOSEN, EFFICIENT, FLASH
-from onnx_attnfuse.training.pytorch.runtime_calls import wide_enough
+from onnx_attnfuse.training.pytorch.runtime_calls import PLAIN, wide_enough
 from onnx_attnfuse.training.pytorch.sites import CapturedSite
 
 Form = Literal["none", "causal", "kept", "bias", "rule"]
@@ -51,6 +51,8 @@ class Wishes:
     """Flex attention where a rule says what a mask means: wherever it can be, nowhere, or None: on CUDA."""
     patterns: tuple[Any, ...] = ()
     """Patterns besides the built-in ones, as `Options` has them."""
+    compiled: bool = False
+    """The graph is compiled as a whole afterwards."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,8 +112,12 @@ class Planner:
         if spec.softcap is not None:
             raise Refused("softcap", "the scores are capped by tanh, which no kernel but flex attention does: " + reason.message)
         form = self._form(spec, meaning)
-        is_new = site.call is None or form in {"none", "causal"}
         rows: Rows = "none" if form in {"none", "causal"} else self._rows(spec, meaning, form) if site.call is None else "zero"
+        if rows == "levelled" and self._device.kind == "cpu" and self._wishes.compiled:
+            raise Refused(
+                "unfused-faster", "rows without a key may be of any kind, which takes compiled graphs two calls on a CPU"
+            )
+        is_new = site.call is None or form in {"none", "causal"}
         if is_new and site.call is not None and self._has(site, form):
             is_new = False
         return self._kernel(site, form, rows, tuple(others), trained=trained, is_new=is_new)
@@ -151,7 +157,8 @@ class Planner:
             if reason is None:
                 return CallPlan(form, rows, kernel.name, self._allowed(order), found, is_new)
             found = (*found, (kernel.name, reason))
-        return CallPlan(form, rows, MATH, self._allowed(order), found, is_new)
+        is_plain = self._device.kind == "cpu" and site.spec.dtype not in HALVES
+        return CallPlan(form, rows, MATH, PLAIN if is_plain else self._allowed(order), found, is_new)
 
     def _order(self) -> list[TrainingKernel]:
         """The kernels of the device, those that are asked for first."""

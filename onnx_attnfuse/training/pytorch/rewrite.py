@@ -113,8 +113,8 @@ class Rewriter:
         if plan.rows == "levelled":
             return emit(rows.attend_levelled, query, key, value, mask, scale, share, kernels)
         if plan.rows in {"added", "infinite"}:
-            infinite = plan.rows == "infinite"
-            return emit(rows.attend_added, query, key, value, mask, empty, scale, share, kernels, infinite)
+            (fill,) = site.meaning.fills
+            return emit(rows.attend_added, query, key, value, mask, empty, scale, share, kernels, fill)
         if plan.rows in {"replaced", "void", "zero"} and site.call is None:
             ends = {"replaced": None, "void": float("nan"), "zero": 0.0}[plan.rows]
             return emit(rows.attend_replaced, query, key, value, mask, empty, scale, share, kernels, ends)

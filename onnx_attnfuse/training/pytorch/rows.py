@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from onnx_attnfuse.thresholds import MASKS, ROUNDS_ALL, ROUNDS_ALL_DOUBLE
-from onnx_attnfuse.training.pytorch.runtime_calls import Kernels, attend
+from onnx_attnfuse.training.pytorch.runtime_calls import PLAIN, Kernels, attend, plain
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -83,18 +83,29 @@ def attend_added(
     scale: float,
     dropout: float,
     kernels: Kernels,
-    infinite: bool,
+    fill: float,
 ) -> Tensor:
     """Attention where one number, -inf or so low that nothing is left of a score, is added to those that are not seen.
 
     With dropout the gradient of keys, of rows without a key, is that of the weights before they are dropped: its expectation.
     """
-    if infinite:
+    if fill == -math.inf:
         output = attend(query, key, value, mask, scale, dropout=dropout, kernels=kernels)
         factor = torch.where(empty, math.nan, 1.0).to(output.dtype)
         return output * factor
-    if empty.device.type == "cpu" and _is_none(empty):
+    if not _is_known(empty):
+        return added_apart(query, key, value, mask, empty, scale, dropout, kernels)
+    if not bool(empty.any()):
         return attend(query, key, value, mask, scale, dropout=dropout, kernels=kernels)
+    wide = torch.float64 if query.dtype == torch.float64 else torch.float32
+    bias = torch.zeros_like(mask, dtype=wide).masked_fill(mask.logical_not() | empty, fill)
+    return plain(query, key, value, bias, scale, dropout=dropout)
+
+
+def added_apart(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor, empty: Tensor, scale: float, dropout: float, kernels: Kernels
+) -> Tensor:
+    """The same, whichever rows there are."""
     query_of_rows = torch.where(empty, query - query.detach(), query)
     output = attend(query_of_rows, key, value, mask, scale, dropout=dropout, kernels=kernels)
     return output + gradient_term(query.detach(), key, value, empty, scale)
@@ -114,20 +125,29 @@ def attend_levelled(
         dropout: The share of weights that is dropped.
         kernels: The kernels to choose from.
     """
+    if kernels == PLAIN or (_is_known(bias) and bool((bias.detach().amax(-1) <= MASKS).any())):
+        return plain(query, key, value, bias, scale, dropout=dropout)
+    if _is_known(bias):
+        return attend(query, key, value, bias.to(query.dtype), scale, dropout=dropout, kernels=kernels)
+    return levelled_apart(query, key, value, bias, scale, dropout, kernels)
+
+
+def levelled_apart(
+    query: Tensor, key: Tensor, value: Tensor, bias: Tensor, scale: float, dropout: float, kernels: Kernels
+) -> Tensor:
+    """The same, whichever rows there are."""
     level, empty, void = _levelled(bias)
     level = level.to(query.dtype)
     main = attend(torch.where(empty, query - query.detach(), query), key, value, level, scale, dropout=dropout, kernels=kernels)
-    if _is_none(empty):
-        return main * torch.where(void, math.nan, 1.0).to(main.dtype)
     fixed = torch.where(empty, query.detach(), 0.0)
     other = attend(fixed, key - key.detach(), value.detach(), level.detach(), scale, kernels=kernels)
     output = main + torch.where(empty, other - other.detach(), 0.0)
     return output * torch.where(void, math.nan, 1.0).to(output.dtype)
 
 
-def _is_none(empty: Tensor) -> bool:
-    """Whether there certainly is no row without a key, which only a run tells, and no trace of one."""
-    return type(empty) is torch.Tensor and not bool(empty.any())
+def _is_known(tensor: Tensor) -> bool:
+    """Whether the contents of a tensor are there to be looked at, and nothing waits for it."""
+    return type(tensor) in {torch.Tensor, torch.nn.Parameter} and tensor.device.type == "cpu"
 
 
 def _levelled(bias: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 Kernels = Sequence[str]
 """Names of `torch.nn.attention.SDPBackend`, the one to be tried first in front; none: as PyTorch chooses."""
+PLAIN = ("PLAIN",)
+"""No kernel at all: products and a softmax."""
 
 
 def arranged(x: Tensor, parts: Sequence[Sequence[int | None]], order: Sequence[int], groups: Sequence[int]) -> Tensor:
@@ -122,6 +124,8 @@ def attend(
         dropout: The share of weights that is dropped.
         kernels: The kernels to choose from.
     """
+    if kernels == PLAIN:
+        return plain(query, key, value, mask, scale, causal, dropout)
     groups = key.shape[1] != query.shape[1]
     if groups and mask is not None and query.is_cuda:  # kernels that take a mask take no groups there
         key, value = (spread(item, query.shape[1] // key.shape[1]) for item in (key, value))
@@ -130,6 +134,19 @@ def attend(
         return functional.scaled_dot_product_attention(
             query, key, value, attn_mask=mask, dropout_p=dropout, is_causal=causal, scale=scale, enable_gqa=groups
         )
+
+
+def plain(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float, causal: bool = False, dropout: float = 0.0
+) -> Tensor:
+    """Attention with all its weights, as a module computes it: PyTorch's own way without a kernel has more steps."""
+    key, value = (spread(item, query.shape[1] // key.shape[1]) for item in (key, value))
+    scores = torch.matmul(query * scale, key.transpose(2, 3))
+    if causal:
+        mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=query.device).tril()
+    if mask is not None:
+        scores = scores.masked_fill(mask.logical_not(), -math.inf) if mask.dtype == torch.bool else scores + mask
+    return torch.matmul(functional.dropout(scores.softmax(-1).to(value.dtype), dropout), value)
 
 
 _CHANNELS = 8
@@ -188,6 +205,8 @@ _LOWEST_SINK = -3e4
 def spread(item: Tensor, groups: int) -> Tensor:
     """Keys or values (b, n, t, h) with every head as often in a row as there are queries that share it: (b, n * groups, t, h)."""
     batch, heads, length, size = item.shape
+    if groups == 1:
+        return item
     return item[:, :, None].expand(batch, heads, groups, length, size).reshape(batch, heads * groups, length, size)
 
 

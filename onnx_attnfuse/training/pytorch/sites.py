@@ -25,6 +25,7 @@ from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.ops import CASTS, REARRANGES, REPEATS
 from onnx_attnfuse.graph.scopes import Scope, all_names
+from onnx_attnfuse.graph.uses import viewers
 from onnx_attnfuse.language.registry.discovery import load
 from onnx_attnfuse.language.registry.registry import Catalogue
 from onnx_attnfuse.options import Options
@@ -51,6 +52,8 @@ class CapturedSite:
     """The share of weights that is dropped at each step."""
     call: fx.Node | None
     """The `scaled_dot_product_attention` that computes it; None where it is decomposed."""
+    beside: bool = False
+    """Scores or weights are also looked at, without a gradient, and so are computed beside the call."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,17 +110,38 @@ class SiteReader:
         name = self._name(softmax)
         report = TrainingSiteReport(name, None)
         with contained(_READING, name) as attempt:
-            spec = dataclasses.replace(_with_all_heads(read_site(softmax, self.facts, self._readers)), name=name)
+            spec = read_site(softmax, self.facts, self._readers, keep_outputs=True)
+            beside = self._computed_beside(spec)
+            if beside is None:
+                read_site(softmax, self.facts, self._readers)  # refuses, with the reason
+            spec = dataclasses.replace(_with_all_heads(spec), name=name)
             self._check_width(spec, softmax)
             meaning = self._context.check_mask(spec, understand(spec, self.reader))
             report = dataclasses.replace(report, mask=meaning.kind, mask_text=meaning.text or None, shape=shape_in_words(spec))
-            site = CapturedSite(spec, meaning, self._dropout(spec), self.traced.calls.get(softmax.node))
+            site = CapturedSite(spec, meaning, self._dropout(spec), self.traced.calls.get(softmax.node), bool(beside))
             return Reading(dataclasses.replace(report, dropout=site.dropout), site)
         reason = attempt.reason
         assert reason is not None
+        if reason.code == "inner-value-used":
+            reason = dataclasses.replace(reason, message=reason.message.partition(";")[0])
         if reason.node in self._ends:
             reason = Reason("gradient-ends", "a gradient ends between its scores and its result, which no kernel leaves out")
         return None if reason.code == "not-attention" else Reading(_with(report, reason), None)
+
+    def _computed_beside(self, spec: AttentionSpec) -> bool | None:
+        """Whether scores or weights are also looked at; None where a gradient comes from there, or they are dropped at random."""
+        inside, dropped, found = set(spec.nodes), False, False
+        for node in spec.nodes:
+            share, training = self.traced.drops.get(node, (0.0, False))
+            dropped |= training and share > 0
+            for value in node.outputs:
+                others = [item for user in viewers(value) if user not in inside for item in user.outputs]
+                if value is spec.output[0].value or not (others or value.is_graph_output()):
+                    continue
+                if value.is_graph_output() or dropped or not self.traced.ended.issuperset(others):
+                    return None
+                found = True
+        return found
 
     def _check_width(self, spec: AttentionSpec, softmax: Softmax) -> None:
         """Checks that the softmax has no narrower type than the products, where a fill may be infinite that was not.

@@ -69,6 +69,8 @@ class Traced:
     """Values of buffers, with the ids of their fake tensors."""
     reached: set[ir.Value]
     """Values that are not computed here and may have a gradient."""
+    ended: set[ir.Value]
+    """Values without a gradient that are computed from some with one."""
     bounds: dict[ir.Value, tuple[float, float]]
     """Intervals of values that are computed from nothing that is given."""
     modes: dict[fx.Node, Hashable]
@@ -104,6 +106,7 @@ def trace(
         interpreter.nested,
         recorder.constants,
         recorder.reached,
+        recorder.ended,
         recorder.bounds,
         interpreter.modes,
         interpreter.transformed,
@@ -145,6 +148,7 @@ class Recorder(TorchDispatchMode):
         self.nodes: dict[ir.Value, fx.Node] = {}
         self.constants: dict[ir.Value, int] = {}
         self.reached: set[ir.Value] = set()
+        self.ended: set[ir.Value] = set()
         self.bounds: dict[ir.Value, tuple[float, float]] = {}
         self._numbers = Numbers()
         self._given = constants
@@ -185,6 +189,7 @@ class Recorder(TorchDispatchMode):
         for tensor in written:
             self._forget(tensor)
         self.gradients.follow(name, read, [item for item in results if not _among(item, written)])
+        self.ended.update(value for item, value in zip(results, values, strict=True) if self.gradients.has_ended(item))
         bounds = self._numbers.follow(func, args, kwargs, found)
         if bounds is not None:
             self.bounds[values[0]] = bounds

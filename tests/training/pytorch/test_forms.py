@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional
 
 from tests.training.pytorch import masked
-from tests.training.pytorch.comparing import check
+from tests.training.pytorch.comparing import check, compiled, outcome, same
 from tests.training.pytorch.masked import HEADS, SIZE, WIDTH, given
 
 Tensor = torch.Tensor
@@ -191,3 +191,49 @@ def test_gates_that_forget_are_differences_which_are_nothing_at_a_rows_own_key(l
         return scores.masked_fill(hidden(scores), -1e9).softmax(-1) @ value
 
     assert formed(attend).fused == fused
+
+
+@torch.no_grad()
+def _entropy(weights: Tensor) -> Tensor:
+    return -(weights * (weights + 1e-9).log()).sum(-1)
+
+
+@pytest.mark.parametrize("look", [lambda weights: weights.detach().mean(1), _entropy])
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+def test_weights_that_are_looked_at_without_a_gradient_are_computed_beside_unless_they_are_drawn(look, dropout) -> None:
+    def attend(module, query, key, value):
+        scores = scores_of(query, key)
+        weights = functional.dropout(scores.masked_fill(hidden(scores), -math.inf).softmax(-1), dropout)
+        module.seen = look(weights)
+        return weights @ value
+
+    module, inputs = Formed(attend).double(), {"x": given()["x"].double()}
+    call, reports = compiled(module)
+    results, seen = [], []
+    for run in (module, call):
+        torch.manual_seed(1)
+        results.append(outcome(module, run, inputs))
+        seen.append(module.seen)
+    same(*results)
+    torch.testing.assert_close(*seen)
+    (site,) = reports[-1].sites
+    assert site.handed == ("" if dropout else "causal by attribute, its weights beside it")
+    assert [reason.code for reason in site.reasons] == ["inner-value-used"] * bool(dropout)
+
+
+def test_weights_that_a_gradient_comes_back_from_stay() -> None:
+    def attend(module, query, key, value):
+        weights = scores_of(query, key).softmax(-1)
+        return weights @ value + weights.square().sum(-1, keepdim=True)
+
+    assert [reason.code for reason in formed(attend).reasons] == ["inner-value-used"]
+
+
+@pytest.mark.parametrize(("rest", "codes"), [("eager", []), ("aot_eager", ["unfused-faster"])])
+def test_a_cpu_computes_rows_without_a_key_as_the_module_where_it_can_look_for_them(rest, codes) -> None:
+    def attend(module, query, key, value):
+        bias = module.extra + padded(module) * torch.finfo(query.dtype).min
+        return (scores_of(query, key) + bias).softmax(-1) @ value
+
+    site = formed(attend, [HEADS, 36, 36], mask="all", rest=rest)
+    assert [reason.code for reason in site.reasons] == codes
