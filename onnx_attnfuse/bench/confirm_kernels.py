@@ -83,13 +83,12 @@ def confirm_kernels(result: Result, arch: int, lengths: Mapping[str, int]) -> li
         task = {"model": str(path), "ep": LOGGED, "provider_options": dict(session.provider_options)}
         child = Child({**task, **inputs.save(path.with_suffix(".npz"))}, {**session.environment, **SWITCH})
         try:
-            child.ask(None, _SECONDS)
+            with child:
+                child.ask(None, _SECONDS)
         except ChildError as error:
             raise RunError(
                 f"the fused model did not run on the GPU: {error}; attnfuse bench --ep cuda runs the original too"
             ) from error
-        finally:
-            child.stop()
-        runs = read_kernel_log("".join(child.printed))
+        runs = read_kernel_log(child.printed)
         device = Device(LOGGED, arch, Switches(frozenset(session.off), session.any_length))
         return confirm(node_forecasts(model, inputs.lengths, device), runs)

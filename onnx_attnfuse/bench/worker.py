@@ -1,43 +1,50 @@
 """One model in a process of its own: `python -m onnx_attnfuse.bench.worker`, spoken to by `onnx_attnfuse.bench.process`.
 
-The first line on stdin is the task as JSON; it is answered when the model has run once. Every further line is a number of runs,
-and answered by their times. Answers are lines of JSON after a mark: ONNX Runtime may print to stdout too.
+The first message is the task, answered when the model has run once. Every further one is a number of runs, and answered by
+their times.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
-import json
 import pathlib
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
 from onnx_attnfuse.kernels import gpus
+from onnx_attnfuse.verify.child import complaint, serve
 
-MARK = "ATTNFUSE "
+_CLOCKS: Mapping[str | None, Callable[[], float]] = {"cpu": time.process_time, None: time.perf_counter}
 _BFLOAT16 = 16
 
 
-def main() -> int:
-    """Answers until stdin ends."""
-    task: dict[str, Any] = json.loads(sys.stdin.readline())
-    try:
-        place = task["ep"]["memory"]
-        before = memory(place)
-        session, binding = _started(task)
-        clock = time.process_time if task.get("clock") == "cpu" else time.perf_counter
-        _answer(loaded=True, megabytes=_more(before, memory(place), place))
-        for line in sys.stdin:
-            _answer(ms=[_timed(session, binding, clock) for _ in range(int(line))], megabytes=_more(before, memory(place), place))
-    except Exception as error:  # noqa: BLE001 - whatever it is, it is the answer
-        _answer(error=f"{type(error).__name__}: {' '.join(str(error).split())}"[:400])
-        return 1
-    return 0
+def _start() -> Callable[[Any], dict[str, Any]]:
+    """Answers a task by loading its model, and numbers by the times of so many runs."""
+    tasks: list[dict[str, Any]] = []
+    before: list[float | None] = []
+    run: list[Callable[[], float]] = []
+
+    def answer(message: Any) -> dict[str, Any]:
+        try:
+            if not run:
+                tasks.append(message)
+                before.append(memory(message["ep"]["memory"]))
+                run.append(functools.partial(_timed, *_started(message), _CLOCKS[message.get("clock")]))
+                found: dict[str, Any] = {"loaded": True}
+            else:
+                found = {"ms": [run[0]() for _ in range(message)]}
+            place = tasks[0]["ep"]["memory"]
+            return {**found, "megabytes": _more(before[0], memory(place), place)}
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is the answer
+            return {"error": f"{type(error).__name__}: {complaint(error)}"}
+
+    return answer
 
 
 def memory(place: str) -> float | None:
@@ -100,10 +107,5 @@ def _timed(session: Any, binding: Any, clock: Callable[[], float] = time.perf_co
     return 1e3 * (clock() - start)
 
 
-def _answer(**found: Any) -> None:
-    sys.stdout.write(f"{MARK}{json.dumps(found)}\n")
-    sys.stdout.flush()
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(serve(_start))

@@ -11,6 +11,7 @@ import os
 import pickle
 import struct
 import sys
+from collections.abc import Callable
 from typing import IO, Any
 
 LENGTH = struct.Struct("<Q")
@@ -41,24 +42,45 @@ def write(message: object, stream: IO[bytes]) -> None:
     stream.flush()
 
 
-def main() -> int:
-    """Answers with results, or with the line of an error, until stdin ends."""
+def serve(start: Callable[[], Callable[[Any], Any]]) -> int:
+    """Answers messages until stdin ends; whatever else the process prints goes to stderr, and does not come between.
+
+    Args:
+        start: Gives the function that answers.
+    """
     answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # whatever else prints must not come between
+    os.dup2(2, 1)
+    answer = start()
+    while True:
+        try:
+            message = read(sys.stdin.buffer)
+        except EOFError:
+            return 0
+        write(answer(message), answers)
+
+
+def complaint(error: Exception) -> str:
+    """An error in a line."""
+    return " ".join(str(error).split())[:300]
+
+
+def _started() -> Callable[[Any], Any]:
+    """Answers with results, or with the line of an error."""
     onnxruntime: Any = importlib.import_module("onnxruntime")
     _limit_memory()
     known: dict[object, Any] = {}
-    while True:
-        try:
-            model, folder, outputs, feeds = read(sys.stdin.buffer)
-        except EOFError:
-            return 0
+
+    def answer(message: Any) -> Any:
+        model, folder, outputs, feeds = message
         try:
             if (model, folder) not in known:
-                known = {(model, folder): _session(onnxruntime, model, folder)}
-            write((known[model, folder].run(outputs, feeds), None), answers)
+                known.clear()
+                known[model, folder] = _session(onnxruntime, model, folder)
+            return known[model, folder].run(outputs, feeds), None
         except Exception as error:  # noqa: BLE001 - whatever it is, it is the answer
-            write((None, " ".join(str(error).split())[:300]), answers)
+            return None, complaint(error)
+
+    return answer
 
 
 def _session(onnxruntime: Any, model: bytes | str, folder: str | None) -> Any:
@@ -85,4 +107,4 @@ def _limit_memory() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(serve(_started))

@@ -9,6 +9,7 @@ import pathlib
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Mapping, Sequence
 from types import TracebackType
@@ -32,15 +33,18 @@ class ChildRefusal(Exception):
 class Worker:
     """A process that answers messages, started when there is a first one, and again where it has died."""
 
-    def __init__(self, arguments: Sequence[str], greeting: object = None) -> None:
+    def __init__(self, arguments: Sequence[str], greeting: object = None, environment: Mapping[str, str] | None = None) -> None:
         """A worker that is not started yet.
 
         Args:
             arguments: The arguments of the interpreter.
             greeting: The first message to each process, which answers it; None: there is none.
+            environment: Variables of the process besides those of this one.
         """
-        self._arguments, self._greeting = tuple(arguments), greeting
+        self._arguments, self._greeting, self._environment = tuple(arguments), greeting, dict(environment or {})
         self._process: subprocess.Popen[bytes] | None = None
+        self.printed = ""
+        """All that processes have printed, once they are ended."""
         self._lock = threading.Lock()
 
     def __enter__(self) -> Worker:
@@ -49,22 +53,23 @@ class Worker:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.end()
 
-    def ask(self, question: object) -> Any:
+    def ask(self, question: object, seconds: float | None = None) -> Any:
         """The answer to a message.
 
         Raises:
-            ProcessDied: The process died of it, or took too long.
+            ProcessDied: The process died of it, or took longer than `seconds`, by default `LIMIT`.
         """
+        limit = LIMIT if seconds is None else seconds
         with self._lock:
             if self._process is None or self._process.poll() is not None:
                 self._process = self._start()
                 if self._greeting is not None:
-                    self._answer(self._process, self._greeting)
-            return self._answer(self._process, question)
+                    self._answer(self._process, self._greeting, limit)
+            return self._answer(self._process, question, limit)
 
-    def _answer(self, process: subprocess.Popen[bytes], question: object) -> Any:
+    def _answer(self, process: subprocess.Popen[bytes], question: object, limit: float) -> Any:
         late = threading.Event()
-        timer = threading.Timer(LIMIT, lambda: (late.set(), process.kill()))
+        timer = threading.Timer(limit, lambda: (late.set(), process.kill()))
         timer.start()
         assert process.stdin is not None
         assert process.stdout is not None
@@ -74,17 +79,19 @@ class Worker:
         except (EOFError, OSError):
             code = process.wait()
             self.end()
-            raise ProcessDied(_ending(code, late=late.is_set())) from None
+            raise ProcessDied(_ending(code, limit, late=late.is_set())) from None
         finally:
             timer.cancel()
 
     def _start(self) -> subprocess.Popen[bytes]:
+        paths = os.pathsep.join(path for path in sys.path if path)
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115 - it lives as long as the process
         return subprocess.Popen(
             [sys.executable, *self._arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            env={**os.environ, "PYTHONSAFEPATH": "1", "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+            stderr=self._log,
+            env={**os.environ, "PYTHONSAFEPATH": "1", "PYTHONPATH": paths, **self._environment},
         )
 
     def end(self) -> None:
@@ -97,6 +104,9 @@ class Worker:
                 if stream is not None:
                     with contextlib.suppress(OSError):
                         stream.close()
+            with self._log as log:
+                log.seek(0)
+                self.printed += log.read().decode(errors="replace")
 
 
 _WORKER = Worker([str(pathlib.Path(child.__file__))])
@@ -125,9 +135,9 @@ def run(
     return results
 
 
-def _ending(code: int, *, late: bool) -> str:
+def _ending(code: int, limit: float, *, late: bool) -> str:
     if late:
-        return f"running it in ONNX Runtime did not end within {LIMIT:g} s"
+        return f"running it in ONNX Runtime did not end within {limit:g} s"
     try:
         how = signal.Signals(-code).name
     except ValueError:

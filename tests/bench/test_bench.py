@@ -151,7 +151,7 @@ def test_the_share_of_the_limit_stands_beside_every_time(tmp_path: pathlib.Path,
 def test_a_child_has_a_time_limit(tmp_path: pathlib.Path) -> None:
     path = small_models.written(small_models.ATTENTION, tmp_path / "model.onnx")
     arrays = sample(io.load(path)).save(tmp_path / "inputs.npz")
-    with Child({"model": str(path), "ep": "cpu", **arrays}) as child, pytest.raises(ChildError, match=r"^stopped after 0 s$"):
+    with Child({"model": str(path), "ep": "cpu", **arrays}) as child, pytest.raises(ChildError, match=r"did not end within 0 s$"):
         child.ask(None, 0)
 
 
@@ -166,7 +166,7 @@ def test_what_onnx_runtime_prints_is_kept_apart(tmp_path: pathlib.Path) -> None:
     with Child({"model": str(path), "ep": "cpu", **arrays}) as child:
         assert child.ask(None, 300)["loaded"] is True
         assert len(child.ask(4, 300)["ms"]) == 4
-        assert child.printed == []
+    assert child.printed == ""
 
 
 @pytest.mark.parametrize("form", op_sweep.FORMATS)

@@ -7,13 +7,12 @@ and what they are fed, and is answered by their results and times. Messages are 
 from __future__ import annotations
 
 import importlib
-import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
-from onnx_attnfuse.verify.child import read, write
+from onnx_attnfuse.verify.child import serve
 
 _CPU = "CPUExecutionProvider"
 _ON_CPU = "fallback to CPU EP has been explicitly disabled"
@@ -22,23 +21,22 @@ _FINAL = frozenset(["InvalidArgument", "InvalidGraph", "NotImplemented"])
 _TEXT = 200
 
 
-def main() -> int:
-    """Answers until stdin ends."""
-    answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # whatever else prints must not come between
+def _started() -> Callable[[Any], Any]:
+    """Answers a provider by registering it, and each task after it."""
     ort: Any = importlib.import_module("onnxruntime")
-    provider = read(sys.stdin.buffer)
-    if "CUDA" in provider["ort_name"] and hasattr(ort, "preload_dlls"):
-        ort.preload_dlls()
-    if provider["library"]:
-        ort.register_execution_provider_library(provider["ort_name"], provider["library"])
-    write(True, answers)
-    while True:
-        try:
-            task = read(sys.stdin.buffer)
-        except EOFError:
-            return 0
-        write(_answer(ort, provider, task), answers)
+    known: list[Mapping[str, Any]] = []
+
+    def answer(message: Any) -> Any:
+        if known:
+            return _answer(ort, known[0], message)
+        known.append(message)
+        if "CUDA" in message["ort_name"] and hasattr(ort, "preload_dlls"):
+            ort.preload_dlls()
+        if message["library"]:
+            ort.register_execution_provider_library(message["ort_name"], message["library"])
+        return True
+
+    return answer
 
 
 def _answer(ort: Any, provider: Mapping[str, Any], task: Mapping[str, Any]) -> dict[str, Any]:
@@ -101,4 +99,4 @@ def _complaint(error: Exception) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(serve(_started))
