@@ -8,7 +8,7 @@ import pathlib
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, TypeAlias, TypeVar, cast
 
-from onnx_attnfuse.assumptions import Assumed
+from onnx_attnfuse.assumptions import ASSUMPTIONS, DEFAULT, Assumed
 from onnx_attnfuse.errors import OptionError
 from onnx_attnfuse.kernels import providers
 from onnx_attnfuse.kernels.operators import target_names
@@ -51,6 +51,10 @@ PackedMultiHeadAttention on tokens without padding, which is removed once and re
 
 def _provider_names() -> tuple[str, ...]:
     return ("auto", *providers.names())
+
+
+def _assumption_names() -> tuple[str, ...]:
+    return ("none", DEFAULT, *ASSUMPTIONS)
 
 
 def _no_progress(step: str, done: int, total: int) -> None:
@@ -101,11 +105,9 @@ class Options(Choices):
     """Symbolic dimensions that are equal whenever the model runs, as A=B=C. `*` in a name matches anything."""
     target: TargetName = dataclasses.field(default="auto", metadata={"choices": target_names})
     """Fused operator to write. `auto`: the fastest for each attention. Otherwise this operator wherever it is exact."""
-    assume: tuple[str, ...] = ()
-    """Take only this for granted: large-fills, bounded-scores, level-rows, named-sizes, nonempty-axes, masks-fit,
-    equal-pasts, indices-in-range, finite-exponentials, padded-rows-unused, padding-at-the-ends, small-results,
-    wide-subgroups, none, or default, which is all of them but wide-subgroups. Repeatable. docs/assumptions.md says what
-    each is."""
+    assume: tuple[str, ...] = dataclasses.field(default=(), metadata={"choices": _assumption_names})
+    """Take only the assumption of this name for granted. `none` is no assumption, `default` is all but wide-subgroups.
+    Repeatable. docs/assumptions.md explains each."""
     cuda_graph: bool = False
     """Write a model that ONNX Runtime can capture in a CUDA graph: with the sizes of --dim and no run-time If. A model
     that cannot be captured is refused, with the node that prevents it."""

@@ -77,7 +77,7 @@ class Row:
 
     @property
     def changed(self) -> bool:
-        """Whether any attention was fused or spelled out."""
+        """Whether any attention was fused or decomposed."""
         return bool(self.operators)
 
     def problems(self, *, emulated: bool) -> list[str]:

@@ -93,7 +93,7 @@ def written(path: pathlib.Path, ep: str, out: pathlib.Path, choices: Mapping[str
 
 
 def _became(site: SiteReport) -> str:
-    return "spelled out" if site.status == "spelled-out" else f"{site.op}"
+    return "decomposed" if site.status == "decomposed" else f"{site.op}"
 
 
 def cases(archive: pathlib.Path) -> dict[str, dict[str, Array]]:

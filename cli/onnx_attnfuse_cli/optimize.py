@@ -229,7 +229,7 @@ def _optimized(files: Files, wanted: _Wanted, chosen: Mapping[str, Any]) -> tupl
 
 
 def _status(report: Report, wanted: _Wanted, model: str = "") -> Exit:
-    fused = report.fused + report.already_fused + report.spelled_out
+    fused = report.fused + report.already_fused + report.decomposed
     about = f"Error: {model}: " if model else "Error: "
     warn_of_variables(report)
     if report.differing:

@@ -80,8 +80,12 @@ def _settings(of: type, field: dataclasses.Field[Any]) -> dict[str, Any] | None:
         common["metavar"] = field.metadata["metavar"]
     if kind is bool:
         return {**common, "is_flag": True, "show_default": False}
-    if typing.get_origin(kind) is typing.Literal or "choices" in field.metadata:
-        words = field.metadata["choices"]() if "choices" in field.metadata else typing.get_args(kind)
+    words = field.metadata["choices"]() if "choices" in field.metadata else ()
+    if typing.get_origin(kind) is tuple and words:
+        named = f"{common['help']} Names: {', '.join(words)}."
+        return {"multiple": True, "metavar": "NAME", "type": Choice(words), "help": named}
+    if typing.get_origin(kind) is typing.Literal or words:
+        words = words or typing.get_args(kind)
         return {**common, "type": Choices(words) if field.metadata.get("several") else Choice(words)}
     if kind is pathlib.Path:
         return {**common, "type": click.Path(path_type=pathlib.Path)}

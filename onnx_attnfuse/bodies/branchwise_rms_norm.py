@@ -22,7 +22,7 @@ def body(fused: FusedNode) -> Body:
     dims, dtype, count = fused.dims(x), build.facts.dtype(x), fused.attribute("num_branches", 0)
     size = sizes.exact_quotient(dims[-1], count or 1)
     if size is None or dtype is None:
-        raise Refused("not-spelled", "the length of a branch, or the type, is not known", fused.node.name)
+        raise Refused("not-decomposed", "the length of a branch, or the type, is not known", fused.node.name)
     grouped = build.cast(build.reshape(x, [*dims[:-1], count, size]) if count else x, _WIDE)
     level = over_root(build, grouped, _WIDE, [len(fused.dims(grouped)) - 1], fused.attribute("epsilon", 1e-5))
     if scale is not None:

@@ -22,7 +22,7 @@ def body(fused: FusedNode) -> Body:
     is_last, dilation, past = fused.attribute("channels_last", 0), fused.attribute("dilation", 1), fused.given("past_state")
     activation = fused.attribute("activation", "none")
     if fused.attribute("ndim", 1) != 1:
-        raise Refused("not-spelled", "several axes are convolved", fused.node.name)
+        raise Refused("not-decomposed", "several axes are convolved", fused.node.name)
     channels, _, size = fused.dims(weight)
     groups = fused.number(channels, "the number of channels")
     reach = (fused.number(size, "the length of the kernel") - 1) * dilation
@@ -41,7 +41,7 @@ def body(fused: FusedNode) -> Body:
     if activation in {"silu", "swish"}:
         result = build.elementwise("Mul", [result, build.elementwise("Sigmoid", [result], dtype)], dtype)
     elif activation != "none":
-        raise Refused("not-spelled", f"the activation {activation}", fused.node.name)
+        raise Refused("not-decomposed", f"the activation {activation}", fused.node.name)
     present = build.slice(whole, 2, -reach, None) if reach else build.slice(whole, 2, 0, 0)
     values = (_laid(build, result, is_last), _laid(build, present, is_last))
     return Body(values, tuple(fused.all_given("input", "weight", "bias", "past_state")))

@@ -153,7 +153,7 @@ class FusedNode:
         said = {name for name, item in self.node.attributes.items() if name not in known or not is_default(known[name], item)}
         unread = sorted((given | said) - self.asked)
         if unread:
-            raise Refused("not-spelled", f"{self.node.op_type} with {unread[0]} cannot be decomposed", self.node.name)
+            raise Refused("not-decomposed", f"{self.node.op_type} with {unread[0]} cannot be decomposed", self.node.name)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -53,7 +53,7 @@ def body(fused: FusedNode) -> Body:
         raise Refused("malformed", "weights of normalization are for queries and keys, or for neither", fused.node.name)
     _, heads, rows, size = dims_of(build, query)
     if dims_of(build, key)[2] == 0:
-        raise Refused("not-spelled", "attention to a buffer without new keys cannot be decomposed", fused.node.name)
+        raise Refused("not-decomposed", "attention to a buffer without new keys cannot be decomposed", fused.node.name)
     cache = _cache(fused, rows)
     if fused.attribute("do_rotary", 0):
         query, key = (_turned(fused, item, cache) for item in (query, key))
@@ -230,7 +230,7 @@ def _seen(fused: FusedNode, cache: Cache, columns: Dim) -> ir.Value | None:
     """True for the keys that a row sees; None: it sees all."""
     build, window, causal = fused.build, fused.attribute("local_window_size", -1), fused.attribute("causal", 1)
     if window != -1 and (window < 1 or not causal):
-        raise Refused("not-spelled", f"local_window_size {window} with causal {causal} cannot be decomposed", fused.node.name)
+        raise Refused("not-decomposed", f"local_window_size {window} with causal {causal} cannot be decomposed", fused.node.name)
     if not causal:
         return None if cache.ends is None else compared(build, "Less", places(build, columns), by_entry(build, cache.ends))
     offset = cache.offset()

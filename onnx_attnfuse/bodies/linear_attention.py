@@ -29,7 +29,7 @@ def body(fused: FusedNode) -> Body:
     count, v = fused.number(length, "the number of tokens"), fused.share(width, heads, "the size of values")
     k = fused.share(fused.dims(fused.operand("query"))[-1], groups, "the size of queries")
     if heads % groups or count > _MOST_TOKENS or rule not in {"linear", "gated", "delta", "gated_delta"}:
-        raise Refused("not-spelled", "more heads of queries than of values, many tokens, or another rule", fused.node.name)
+        raise Refused("not-decomposed", "more heads of queries than of values, many tokens, or another rule", fused.node.name)
     query, key = (_by_head(fused, name, k, heads) for name in ("query", "key"))
     values = split_heads(build, value, heads, v)
     decay = _by_head_or_key(fused, fused.given("decay"), heads, k) if rule in {"gated", "gated_delta"} else None
@@ -71,7 +71,7 @@ def _by_head(fused: FusedNode, name: str, size: int, heads: int) -> ir.Value:
     given = fused.operand(name)
     count = fused.number(fused.dims(given)[-1], f"the width of {name}") // size
     if not count or heads % count:
-        raise Refused("not-spelled", f"{count} heads of {name} for {heads} of values", fused.node.name)
+        raise Refused("not-decomposed", f"{count} heads of {name} for {heads} of values", fused.node.name)
     return repeat_heads(fused.build, split_heads(fused.build, given, count, size), heads)
 
 

@@ -44,7 +44,7 @@ def _operands(fused: FusedNode, heads: int) -> tuple[ir.Value, ir.Value, ir.Valu
     rank = len(fused.dims(query))
     if rank == 5:
         if bias is not None:
-            raise Refused("not-spelled", "a bias of packed operands cannot be decomposed", fused.node.name)
+            raise Refused("not-decomposed", "a bias of packed operands cannot be decomposed", fused.node.name)
         query, key, value = _unpacked(fused, query, 3)
         return query, key, value
     if rank != 3:

@@ -70,7 +70,7 @@ def group(fused: FusedNode) -> Body:
     each = [build.facts.dims(value) for value in weights]
     if not isinstance(channels, int) or not groups or channels % groups or each != [(channels,), (channels,)]:
         message = f"{fused.node.op_type} with factors that are not one for each channel cannot be decomposed"
-        raise Refused("not-spelled", message, fused.node.name)
+        raise Refused("not-decomposed", message, fused.node.name)
     wide = build.cast(operand, _FLOAT)
     split = build.reshape(wide, [dims[0], groups, math.prod(dims[2:], start=channels // groups)])
     plain = [build.constant(np.full(groups, number, np.float32)) for number in (1.0, 0.0)]
@@ -105,5 +105,5 @@ def _weighted(build: Builder, level: ir.Value, weights: Sequence[ir.Value], dtyp
 def _check_type(fused: FusedNode) -> None:
     if fused.attribute("stash_type", int(_FLOAT)) != _FLOAT:
         raise Refused(
-            "not-spelled", f"{fused.node.op_type} that is not computed in float32 cannot be decomposed", fused.node.name
+            "not-decomposed", f"{fused.node.op_type} that is not computed in float32 cannot be decomposed", fused.node.name
         )

@@ -44,7 +44,9 @@ def body(fused: FusedNode) -> Body:
     """
     build, dtype = fused.build, fused.dtype()
     if dtype == ir.DataType.DOUBLE:
-        raise Refused("not-spelled", "Attention in float64 cannot be decomposed: its fully masked rows differ", fused.node.name)
+        raise Refused(
+            "not-decomposed", "Attention in float64 cannot be decomposed: its fully masked rows differ", fused.node.name
+        )
     scale = fused.attribute("scale")
     if scale is not None and scale <= 0:
         raise Refused("malformed", f"a scale of {scale}", fused.node.name)

@@ -25,7 +25,7 @@ def body(fused: FusedNode) -> Body:
         return Body((build.slice(rows, len(dims), 0, size),), (x,))
     if not isinstance(length, int):
         why = "pieces overlap, are of an axis in the middle, or leave something at its end"
-        raise Refused("not-spelled", why, fused.node.name)
+        raise Refused("not-decomposed", why, fused.node.name)
     if length < size:
         raise Refused("malformed", f"no pieces of {size} from an axis of {length}", fused.node.name)
     starts = range(0, length - size + 1, step)

@@ -97,4 +97,4 @@ def counted(left: Sequence[LeftOut], sites: Iterable[SiteReport]) -> tuple[int, 
 
 def _done(sites: Iterable[SiteReport]) -> set[str]:
     """The names of attentions that are fused, or have the form that their execution provider fuses."""
-    return {site.name for site in sites if site.is_rewritten or site.status == "spelled-out"}
+    return {site.name for site in sites if site.is_rewritten or site.status == "decomposed"}

@@ -101,7 +101,7 @@ def kept(found: SiteReport, asked: str) -> Reason:
 
 def as_wanted(ep: str) -> Reason:
     """Why nothing was changed about an attention that the execution provider fuses itself."""
-    return Reason("spelled-as-wanted", f"it has the form that {ep} fuses itself")
+    return Reason("provider-form", f"it has the form that {ep} fuses itself")
 
 
 def as_asked(site: SiteReport, asked: str) -> SiteReport:

@@ -93,7 +93,7 @@ class SiteFuser:
         found = dataclasses.replace(found, mask=meaning.kind, mask_text=meaning.text or None)
         device = plan_context.device
         if device.provider.unfused_form is not None and is_in_place(spec, device.provider.unfused_form):
-            return dataclasses.replace(found, status="spelled-out", reasons=(as_wanted(device.ep),))
+            return dataclasses.replace(found, status="decomposed", reasons=(as_wanted(device.ep),))
         return found
 
     def _fused(self, node: ir.Node, spec: AttentionSpec, found: SiteReport, plan_context: PlanContext, edit: Edit) -> SiteReport:
@@ -117,7 +117,7 @@ class SiteFuser:
             wanted = device.provider.unfused_form if plan.main.target is UNFUSED else None
             if wanted is not None and is_in_place(spec, wanted) and keeps_rows(spec, meaning, self.context):
                 return dataclasses.replace(
-                    found, status="spelled-out", kernel=kernel_of(plan, device), reasons=(as_wanted(device.ep),)
+                    found, status="decomposed", kernel=kernel_of(plan, device), reasons=(as_wanted(device.ep),)
                 )
             if _is_in_place(found, plan, spec):
                 why = refusals if len(plans) == 1 and refusals else [kept(found, plan_context.target)]
@@ -152,7 +152,7 @@ class SiteFuser:
         target = built.plan.main.target
         found = dataclasses.replace(
             found,
-            status="spelled-out" if target is UNFUSED else "fused",
+            status="decomposed" if target is UNFUSED else "fused",
             op=None if target is UNFUSED else target.INFO.name,
             domain=None if target is UNFUSED else target.INFO.domain,
             scale=None if spec.scale_values else built.emitted.scale,

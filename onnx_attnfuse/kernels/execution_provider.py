@@ -30,7 +30,7 @@ Paying: TypeAlias = Literal[
     "projection-bias",
     "fewer-biases",
     "outside-biases",
-    "bias-behind",
+    "bias-after",
     "emptied-rotations",
     "own-products",
     "packed-operands",

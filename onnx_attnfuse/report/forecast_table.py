@@ -57,7 +57,7 @@ def _cell(site: SiteReport) -> Iterator[str]:
     if kernel is None:
         yield from (f"{site.op or 'decomposed'}: {reason.code}: {reason.message}" for reason in site.reasons[:3])
         return
-    if site.status == "spelled-out":
+    if site.status == "decomposed":
         yield f"decomposed: {site.mask_form or 'as it is'}"
         return
     yield f"{site.op}, mask: {site.mask_form}" if site.mask_form not in {None, "none"} else f"{site.op}"

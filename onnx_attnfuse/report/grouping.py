@@ -47,7 +47,7 @@ class Row:
         """The fused operator of a row's sites, or else their status."""
         if self.site.status == "fused":
             return f"→ {self.site.op}"
-        if self.site.status == "spelled-out" and self.site.kernel is not None:
+        if self.site.status == "decomposed" and self.site.kernel is not None:
             return f"for {self.site.kernel.device}"
         return self.site.op or self.site.status.replace("-", " ")
 
@@ -78,7 +78,7 @@ class Row:
     @property
     def form(self) -> list[str]:
         """How the mask is passed, where there is one."""
-        if self.site.status == "spelled-out":
+        if self.site.status == "decomposed":
             return [f"as: {self.site.mask_form}"] if self.site.mask_form else []
         return [f"mask: {self.site.mask_form}"] if self.site.mask_form not in {None, "none"} else []
 
@@ -184,7 +184,7 @@ def last_line(report: Report, verb: str) -> str:
         line = f"{verb} {report.fused} of {report.candidates} attention site{'s' * (report.candidates != 1)}"
     counts = {
         "already fused": report.already_fused,
-        "decomposed for their provider": report.spelled_out,
+        "decomposed for their provider": report.decomposed,
         "skipped": report.skipped,
         "of these different when verified": report.differing_sites,
         "Softmax that are not attention": report.candidates and len(report.sites) - report.candidates,

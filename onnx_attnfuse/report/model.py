@@ -24,8 +24,8 @@ from onnx_attnfuse.verify.quantised.record import QuantisedCache
 from onnx_attnfuse.verify.quantised.roundings import DequantisedAttention
 from onnx_attnfuse.verify.verdict import Verified
 
-Status = Literal["fused", "already-fused", "spelled-out", "skipped", "not-attention"]
-"""The result of a site; `spelled-out`: decomposed into the form that the execution provider fuses itself."""
+Status = Literal["fused", "already-fused", "decomposed", "skipped", "not-attention"]
+"""The result of a site; `decomposed`: in the unfused form that the execution provider fuses itself."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -161,7 +161,7 @@ class SiteReport:
     @property
     def is_rewritten(self) -> bool:
         """Whether this run has put something new in the place of the attention."""
-        return self.status == "fused" or (self.status == "spelled-out" and self.mask_form is not None)
+        return self.status == "fused" or (self.status == "decomposed" and self.mask_form is not None)
 
     def to_dict(self) -> dict[str, Any]:
         """The site as plain JSON types."""
@@ -189,7 +189,7 @@ class Report(JsonReport):
     """Everything a run found, did and refused."""
 
     _JSON_KEYS = (
-        "candidates", "fused", "already_fused", "spelled_out", "skipped", "differing", "seconds", "ops_before", "ops_after",
+        "candidates", "fused", "already_fused", "decomposed", "skipped", "differing", "seconds", "ops_before", "ops_after",
         "notes", "failures", "patterns", "policy", "session", "capture", "unshared", "off_target", "kv_cache", "dequantised",
         "sites", "mixers",
     )  # fmt: skip
@@ -258,9 +258,9 @@ class Report(JsonReport):
         return self._count("already-fused")
 
     @property
-    def spelled_out(self) -> int:
+    def decomposed(self) -> int:
         """Number of sites that the execution provider fuses itself, decomposed into its form."""
-        return self._count("spelled-out")
+        return self._count("decomposed")
 
     @property
     def skipped(self) -> int:

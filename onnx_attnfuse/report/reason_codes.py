@@ -15,6 +15,8 @@ from collections.abc import Mapping
 
 _PAGE = "https://github.com/onnx-attnfuse/onnx-attnfuse/blob/main/docs/reasons.md"
 _COLUMNS = 100
+_RENAMED = {"not-spelled": "not-decomposed", "spelled-as-wanted": "provider-form"}
+"""Earlier names of codes, which older reports have."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,7 +72,8 @@ def remedy(code: str) -> str:
 
 
 def explained(name: str) -> str | None:
-    """A code or a family as text, None if there is neither."""
+    """A code, by its earlier name too, or a family as text; None if there is neither."""
+    name = _RENAMED.get(name, name)
     family = families().get(name) or by_code().get(name)
     if family is None:
         return None

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 _TABLE_WIDTH = 110
-_STYLES = {"fused": "green", "already-fused": "cyan", "spelled-out": "green", "skipped": "yellow", "not-attention": "dim"}
+_STYLES = {"fused": "green", "already-fused": "cyan", "decomposed": "green", "skipped": "yellow", "not-attention": "dim"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,7 +58,7 @@ class ReportText:
 def _paragraphs(row: Row) -> Iterator[Text]:
     yield plain(row.name, style=_STYLES[row.site.status])
     status = row.site.status.replace("-", " ")
-    done = f"{status} {row.operator}" if row.site.op or row.site.status == "spelled-out" else status
+    done = f"{status} {row.operator}" if row.site.op or row.site.status == "decomposed" else status
     found = f"by {row.site.pattern}" if row.site.pattern else ""
     facts = (done, meaning(row.site), found, f"error {row.error}" if row.error else "")
     yield plain("    " + ", ".join(filter(None, facts)))

@@ -4,6 +4,6 @@ Its modules hold readers of single steps, and formulas; `onnx_attnfuse.language.
 point.
 """
 
-from onnx_attnfuse_patterns import floors, guards, masks, passing, rounding, scaling, soft_cap, spelled_out
+from onnx_attnfuse_patterns import floors, guards, masks, passing, rounding, scaling, soft_cap, softmax_by_hand
 
-__all__ = ["floors", "guards", "masks", "passing", "rounding", "scaling", "soft_cap", "spelled_out"]
+__all__ = ["floors", "guards", "masks", "passing", "rounding", "scaling", "soft_cap", "softmax_by_hand"]

@@ -13,6 +13,7 @@ import sys
 import click
 import pytest
 
+from onnx_attnfuse.assumptions import ASSUMPTIONS
 from onnx_attnfuse_cli import main
 from onnx_attnfuse_cli.exits import MEANINGS, Exit
 from onnx_attnfuse_cli.manual import Manual
@@ -141,6 +142,20 @@ def test_a_family_of_reason_codes_is_explained_with_an_example(capsys: pytest.Ca
     assert 'masked_fill(~mask, float("-inf"))' in text
     assert "What to do: Mask once" in text
     assert "soft-fill" in text
+
+
+@pytest.mark.parametrize(("earlier", "code"), [("not-spelled", "not-decomposed"), ("spelled-as-wanted", "provider-form")])
+def test_the_earlier_name_of_a_reason_code_is_understood(earlier: str, code: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.main(["explain", "--code", earlier]) == 0
+    assert capsys.readouterr().out.startswith(f"{code}: ")
+
+
+def test_help_names_every_assumption(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.main(["optimize", "--help"]) == 0
+    said = " ".join(capsys.readouterr().out.replace("-\n", "-").split()).replace("- ", "-")
+    assert all(name in said for name in ASSUMPTIONS)
+    assert main.main(["optimize", "any.onnx", "--assume", "large-fill"]) == 2
+    assert "did you mean 'large-fills'?" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("code", "hint"), [("soft-fil", "did you mean 'soft-fill'?"), ("zzz", "docs/reasons.md lists them")])

@@ -162,7 +162,7 @@ def test_providers_keep_every_rounding_and_every_bit(name: str, setting: str, ep
 
 
 def test_an_attention_as_a_provider_wants_it_is_none_the_less_so_for_roundings() -> None:
-    for ep, status in (("qnn", "spelled-out"), ("cpu", "skipped")):
+    for ep, status in (("qnn", "decomposed"), ("cpu", "skipped")):
         (site,) = onnx_attnfuse.explain(attention(key=("turn", BYTES), inside=True), ep=ep).sites
         assert site.status == status
     (site,) = onnx_attnfuse.explain(quantised("vit__dyn18__sdpa"), ep="qnn").sites[:1]

@@ -6,6 +6,9 @@ import dataclasses
 import json
 import pathlib
 import re
+import urllib.parse
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import pytest
 
@@ -72,6 +75,66 @@ def test_sarif_is_the_whole_output(folder: pathlib.Path, capsys: Captured) -> No
     (location,) = result["locations"]
     assert location["physicalLocation"]["artifactLocation"]["uri"] == "models/a%2C%20b.onnx"
     assert location["logicalLocations"] == [{"fullyQualifiedName": "softmax"}]
+
+
+SARIF: Mapping[str, Any] = json.loads(pathlib.Path(__file__).with_name("sarif_2_1_0.json").read_text(encoding="utf-8"))
+TYPES = {"array": list, "integer": int, "string": str, "object": dict}
+
+
+def violations(value: Any, schema: Mapping[str, Any], place: str = "") -> Iterator[str]:
+    """Where a value breaks a schema, as far as the fixture uses JSON Schema."""
+    schema = SARIF["definitions"][schema["$ref"].rpartition("/")[2]] if "$ref" in schema else schema
+    kind = TYPES["object" if "properties" in schema else schema.get("type", "string")]
+    if not isinstance(value, kind):
+        yield f"{place}: {value!r} is no {kind.__name__}"
+    elif isinstance(value, dict):
+        yield from (f"{place}: {name} is missing" for name in schema["required"] if name not in value)
+        for name, inner in value.items():
+            known = schema["properties"].get(name)
+            yield from [f"{place}: {name} is unknown"] if known is None else violations(inner, known, f"{place}/{name}")
+    elif isinstance(value, list):
+        if schema.get("uniqueItems") and any(item in value[:at] for at, item in enumerate(value)):
+            yield f"{place}: items are repeated"
+        for at, item in enumerate(value):
+            yield from violations(item, schema["items"], f"{place}/{at}")
+    else:
+        is_absolute = schema.get("format") != "uri" or urllib.parse.urlsplit(value).scheme
+        if value not in schema.get("enum", [value]) or value < schema.get("minimum", value) or not is_absolute:
+            yield f"{place}: {value!r} is not allowed"
+
+
+def test_sarif_keeps_its_schema(folder: pathlib.Path, capsys: Captured) -> None:
+    """With findings of every kind: a warning, an error, and a model that cannot be read."""
+    (folder / "models" / "broken.onnx").write_text("nothing of the kind")
+    for options in ([], ["--require-all"]):
+        main(["optimize", "models", "--dry-run", "--format", "sarif", *options])
+        log = json.loads(capsys.readouterr().out)
+        assert [*violations(log, SARIF)] == []
+        assert len(log["runs"][0]["results"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (("version",), "2.0.0"),
+        (("version",), None),
+        (("more",), 1),
+        (("runs", 0, "results", 0, "level"), "warn"),
+        (("runs", 0, "results", 0, "message"), "text"),
+        (("runs", 0, "results", 0, "locations", 0, "physicalLocation", "region", "startLine"), 0),
+        (("runs", 0, "tool", "driver", "informationUri"), "not a URI"),
+    ],
+)
+def test_a_log_that_breaks_the_schema_is_found(path: tuple[Any, ...], value: Any) -> None:
+    report = onnx_attnfuse.explain(small_models.parsed(USED), verify="none")
+    found = annotations.findings({pathlib.Path("m.onnx"): report}, is_required=False)
+    log = json.loads(json.dumps(annotations.sarif(found)))
+    assert [*violations(log, SARIF)] == []
+    inner = log
+    for step in path[:-1]:
+        inner = inner[step]
+    inner[path[-1]] = value
+    assert len([*violations(log, SARIF)]) == 1
 
 
 def test_lines_and_signs_of_github_are_escaped() -> None:

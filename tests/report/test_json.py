@@ -22,9 +22,9 @@ def written(report: Report | UnfuseReport | ConversionReport | Verification) -> 
 
 def test_a_report_on_fusing_has_the_documented_keys_in_their_order() -> None:
     site = SiteReport("Softmax_1", "main", "skipped", reasons=(Reason("not-causal", "no triangle"),))
-    wanted = SiteReport("Softmax_2", "main", "spelled-out")
+    wanted = SiteReport("Softmax_2", "main", "decomposed")
     found = written(Report((site, wanted), 1.23456, {"Add": 2}, notes=("a note",), failures=(FAILURE,), steps={"read": 0.5}))
-    counts = ["schema", "candidates", "fused", "already_fused", "spelled_out", "skipped", "differing", "seconds"]
+    counts = ["schema", "candidates", "fused", "already_fused", "decomposed", "skipped", "differing", "seconds"]
     parts = [
         "ops_before",
         "ops_after",

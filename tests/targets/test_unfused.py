@@ -96,14 +96,14 @@ def chain(model: onnx.ModelProto) -> list[str]:
 @pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
 def test_a_real_export_is_spelled_as_the_provider_wants_it_and_gives_the_same(path: pathlib.Path, ep: str) -> None:
     result = onnx_attnfuse.optimize(onnx.load(path), ep=ep, verify="none")
-    assert {site.status for site in result.report.sites} == {"spelled-out"}
+    assert {site.status for site in result.report.sites} == {"decomposed"}
     assert not [node for node in result.model.graph.node if node.domain or node.op_type in {"If", "IsNaN", "Attention"}]
     for feeds in cases(path).values():
         expected, found = run(onnx.load(path), feeds), run(result.model, feeds)
         for name, array in expected.items():
             np.testing.assert_allclose(found[name], array, atol=2e-4, rtol=2e-4, err_msg=name)
     again = onnx_attnfuse.optimize(result.model, ep=ep, verify="none")
-    assert {reason.code for site in again.report.sites for reason in site.reasons} == {"spelled-as-wanted"}
+    assert {reason.code for site in again.report.sites for reason in site.reasons} == {"provider-form"}
     assert Counter(node.op_type for node in again.model.graph.node) == Counter(node.op_type for node in result.model.graph.node)
 
 
@@ -112,7 +112,7 @@ def test_a_real_export_is_spelled_as_the_provider_wants_it_and_gives_the_same(pa
 )
 def test_what_is_spelled_as_wanted_stays_untouched(body: str, ep: str) -> None:
     source, model, site = written(body, ep)
-    assert (site.status, [reason.code for reason in site.reasons]) == ("spelled-out", ["spelled-as-wanted"])
+    assert (site.status, [reason.code for reason in site.reasons]) == ("decomposed", ["provider-form"])
     assert [node.op_type for node in model.graph.node] == [node.op_type for node in source.graph.node]
 
 
@@ -127,7 +127,7 @@ def test_what_is_spelled_as_wanted_stays_untouched(body: str, ep: str) -> None:
 )
 def test_another_spelling_becomes_the_wanted_one(body: str, ep: str, spelled: str) -> None:
     source, model, site = written(body, ep)
-    assert (site.status, site.mask_form, site.op) == ("spelled-out", spelled, None)
+    assert (site.status, site.mask_form, site.op) == ("decomposed", spelled, None)
     assert site.verified is not None
     ops = [part.split()[0] for part in spelled.split(", ")]
     assert chain(model) == (ops[1:] if ops[0] == "Mul" else ops)
@@ -181,14 +181,14 @@ def test_rows_without_a_key_are_those_of_float32_where_a_provider_computes_in_fl
     feeds = hostile()
     feeds["q"] *= 9
     source, model, site = written(body, low=low)
-    assert (site.status, site.mask_form) == ("spelled-out", "MatMul, Mul, Add b 1 s t, Softmax, MatMul")
+    assert (site.status, site.mask_form) == ("decomposed", "MatMul, Mul, Add b 1 s t, Softmax, MatMul")
     expected = run(source, feeds)["out"]
     np.testing.assert_allclose(run(model, feeds)["out"], expected, atol=1e-4)
     np.testing.assert_allclose(in_half(model, feeds), expected, atol=3e-2)
     unedited = written(body, "coreml", low)[1]
     assert not np.allclose(in_half(unedited, feeds)[0, :, 1], expected[0, :, 1], atol=3e-2, equal_nan=False)
     (again,) = onnx_attnfuse.explain(model, ep="qnn", verify="none").sites
-    assert [reason.code for reason in again.reasons] == ["spelled-as-wanted"]
+    assert [reason.code for reason in again.reasons] == ["provider-form"]
 
 
 def test_rows_without_a_key_of_half_models_are_those_of_the_cpu_where_a_provider_computes_in_float16() -> None:
@@ -200,7 +200,7 @@ def test_rows_without_a_key_of_half_models_are_those_of_the_cpu_where_a_provider
     np.testing.assert_allclose(in_half(model, feeds), expected, atol=3e-2)
     assert not np.allclose(in_half(source, feeds)[0, :, 1], expected[0, :, 1], atol=3e-2)
     (again,) = onnx_attnfuse.explain(model, ep="qnn", verify="none").sites
-    assert [reason.code for reason in again.reasons] == ["spelled-as-wanted"]
+    assert [reason.code for reason in again.reasons] == ["provider-form"]
 
 
 @pytest.mark.parametrize(("body", "code"), [(CAPPED, "no-softcap"), (SCALED, "scale-at-run-time")])

@@ -86,7 +86,7 @@ AFTER: tuple[EnablingRule, ...] = (
         "value biases merged into those of the output projections",
         frozenset(["MatMul"]),
         with_bias_after,
-        "bias-behind",
+        "bias-after",
     ),
     EnablingRule(
         "query rows zeroed through the rotary tables",

@@ -331,7 +331,7 @@ PROVIDER = ExecutionProvider(
             "projection-bias",
             "fewer-biases",
             "outside-biases",
-            "bias-behind",
+            "bias-after",
             "emptied-rotations",
             "own-products",
             "padded-columns",

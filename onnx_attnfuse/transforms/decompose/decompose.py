@@ -184,7 +184,7 @@ def _pairs(node: ir.Node, answer: Body) -> list[tuple[int, ir.Value]]:
             continue
         new = answer.values[place] if place < len(answer.values) else None
         if new is None:
-            raise Refused("not-spelled", f"output {place} of {node.op_type} cannot be decomposed", node.name)
+            raise Refused("not-decomposed", f"output {place} of {node.op_type} cannot be decomposed", node.name)
         pairs.append((place, new))
     return pairs
 
@@ -204,7 +204,7 @@ def why_kept(node: ir.Node) -> Reason | None:
     if info is not None and info.packed:
         message = f"{node.op_type} works on tokens without padding, whose number no shape tells"
         return Reason("packed", message, node.name)
-    return Reason("not-spelled", f"com.microsoft.{node.op_type} cannot be decomposed", node.name)
+    return Reason("not-decomposed", f"com.microsoft.{node.op_type} cannot be decomposed", node.name)
 
 
 def exact_body(fused: FusedNode) -> Body:

@@ -189,7 +189,7 @@ def test_a_new_provider_is_one_file_and_its_page_is_made_of_that(tmp_path: pathl
     monkeypatch.setattr(providers, "_FILES", (*providers._FILES, "tpu"))
     monkeypatch.setattr(providers, "_records", {})
     out = tmp_path / "out.onnx"
-    for ep, status in (("tpu", "spelled-out"), ("tpu,cpu", "spelled-out")):
+    for ep, status in (("tpu", "decomposed"), ("tpu,cpu", "decomposed")):
         result = onnx_attnfuse.optimize(onnx.load(BERT), ep=ep, verify="none")
         assert {site.status for site in result.report.sites} == {status}
     result.save(out)

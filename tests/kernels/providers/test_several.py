@@ -44,7 +44,7 @@ def test_a_form_is_taken_that_is_right_on_all() -> None:
         ("cpu,dml", "fused"),
         ("migraphx,cpu", "skipped"),
         ("wasm,cpu", "fused"),
-        ("qnn,cpu", "spelled-out"),
+        ("qnn,cpu", "decomposed"),
     ],
 )
 def test_what_one_refuses_is_not_written_and_what_one_wants_spelled_out_is(ep: str, status: str) -> None:
@@ -130,4 +130,4 @@ def test_the_command_takes_several_and_names_the_word_that_is_none(
     assert "did you mean 'cuda'?" in capsys.readouterr().err
     assert not (tmp_path / "none.onnx").exists()
     assert main(["explain", str(BERT), "--ep", "nv_tensorrt_rtx,cuda"]) == 0
-    assert "spelled out for nv_tensorrt_rtx,cuda" in capsys.readouterr().out
+    assert "decomposed for nv_tensorrt_rtx,cuda" in capsys.readouterr().out

@@ -67,5 +67,5 @@ def test_other_pieces_stay(dim: int, size: int, step: int) -> None:
     (site,) = result.report.sites
     assert site.status == "kept"
     assert site.reason is not None
-    assert site.reason.code == "not-spelled"
+    assert site.reason.code == "not-decomposed"
     assert result.model.graph.node[-1].op_type == "UnfoldTensor"

@@ -27,7 +27,7 @@ from onnx_attnfuse.language import (
 
 
 @pattern
-def softmax_spelled_out(scores: Tensor) -> Equation:
+def softmax_by_hand(scores: Tensor) -> Equation:
     """Exponentials over their sum."""
     return equation(exp(scores) / sum(exp(scores)), softmax(scores, shifted=False))
 
