@@ -1,6 +1,6 @@
 """A builder that computes at once instead of adding nodes: what the training kernels build is run by PyTorch, on any device.
 
-It has as much of `graph.build.Builder` as `onnx_attnfuse.training.kernels`, `fully_masked_rows` and `row_corrections` use.
+It has as much of `graph.build.Builder` as `onnx_attnfuse.training.ortmodule` and `fully_masked_rows` use.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 import onnx_ir as ir
 import torch
 
-from onnx_attnfuse.training.kernels.aten import AtenCall
+from onnx_attnfuse.training.ortmodule.kernels import AtenCall
 
 DTYPES = {
     ir.DataType.FLOAT: torch.float32,

@@ -22,15 +22,15 @@ from benchmarks.eager_builder import DTYPES, EagerBuilder
 from onnx_attnfuse.attention.axes.factors import new_axes
 from onnx_attnfuse.attention.axes.views import IndexedValue
 from onnx_attnfuse.training.fully_masked_rows import levelled
-from onnx_attnfuse.training.kernels import CPU_FLASH, CUDNN, EFFICIENT, FLASH, aten
-from onnx_attnfuse.training.kernels.kernel import BackwardCall, Demand, KernelOperands, TrainingDevice, TrainingKernel
-from onnx_attnfuse.training.row_corrections import AddedMaskCorrection, RowCorrection
+from onnx_attnfuse.training.kernels import Demand, TrainingDevice
+from onnx_attnfuse.training.ortmodule import kernels
+from onnx_attnfuse.training.ortmodule.kernels import KERNELS, AtenKernel, BackwardCall, KernelOperands
+from onnx_attnfuse.training.ortmodule.row_corrections import AddedMaskCorrection, RowCorrection
 
 BATCH, HEADS, SIZE, SCALE = 2, 4, 64, 0.11
 LOWEST = torch.finfo(torch.float32).min
 TOLERANCES = {ir.DataType.FLOAT: 3e-3, ir.DataType.FLOAT16: 5e-3, ir.DataType.BFLOAT16: 4e-2}
 """Of the largest value; float32 may be computed in TF32 on a GPU."""
-KERNELS: tuple[TrainingKernel, ...] = (FLASH, CUDNN, EFFICIENT, CPU_FLASH)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,7 +99,7 @@ def truth(operands: list[torch.Tensor], gradient: torch.Tensor, kind: Kind, bias
 
 
 def planned(
-    builder: EagerBuilder, kernel: TrainingKernel, kind: Kind, given: list[torch.Tensor], bias: torch.Tensor | None
+    builder: EagerBuilder, kernel: AtenKernel, kind: Kind, given: list[torch.Tensor], bias: torch.Tensor | None
 ) -> list[torch.Tensor]:
     """Result and gradients as they are planned; everything as (b, n, s, h)."""
     swap = kernel.layout == "bsnh"
@@ -115,13 +115,13 @@ def planned(
     handed = KernelOperands(correction.query(operands[0]), operands[1], operands[2], added, kind.causal, kind.dropout, SCALE)
     saved = kernel.forward(builder, handed, "forward")
     call = BackwardCall(kernel, handed, saved, correction.gradient(gradient), "backward", kind.trained)
-    found = correction.gradients(call.emit(builder), call, operands[0], keys=True)
+    found = correction.gradients(kernel.backward(builder, call), call, operands[0], keys=True)
     results = [correction.result(saved["output"]), found.query, found.key, found.value]
     results = [item.transpose(1, 2) if swap else item for item in results]
     return [*results, found.bias] if kind.trained else results
 
 
-def outcome(kernel: TrainingKernel, kind: Kind, dtype: ir.DataType, length: int, device: TrainingDevice) -> Outcome | None:
+def outcome(kernel: AtenKernel, kind: Kind, dtype: ir.DataType, length: int, device: TrainingDevice) -> Outcome | None:
     """One cell of the table; None where the kernel is not planned for that."""
     demand = Demand(
         dtype,
@@ -141,7 +141,7 @@ def outcome(kernel: TrainingKernel, kind: Kind, dtype: ir.DataType, length: int,
     bias = None if kind.bias is None else kind.bias(length, length).to(device.kind)
     builder = EagerBuilder(device.kind)
     try:
-        with mock.patch.object(aten, "emit_call", lambda building, call, hint: building.run(call, hint)):
+        with mock.patch.object(kernels, "emit_call", lambda building, call, hint: building.run(call, hint)):
             found = planned(builder, kernel, kind, given, bias)
     except (LookupError, RuntimeError) as error:
         return Outcome(str(error).splitlines()[0][:80], good=isinstance(error, LookupError))

@@ -1,4 +1,4 @@
-"""Training with attention fused forward and backward, on PyTorch itself or with ORTModule.
+"""Training with attention fused forward and backward, on PyTorch itself, or with ORTModule in the leaf `ortmodule`.
 
     from onnx_attnfuse.training import fuse           # PyTorch: the module is compiled where it is
 
@@ -22,19 +22,19 @@ from onnx_attnfuse.kernels.policy import Policy
 
 if TYPE_CHECKING:
     from onnx_attnfuse.training.front_end import wrap
-    from onnx_attnfuse.training.hook import disable, enable
-    from onnx_attnfuse.training.module import ORTModule
+    from onnx_attnfuse.training.ortmodule.hook import disable, enable
+    from onnx_attnfuse.training.ortmodule.module import ORTModule
     from onnx_attnfuse.training.pytorch.module import fuse
     from onnx_attnfuse.training.report import TrainingReport, TrainingSiteReport
 
 __all__ = ["ORTModule", "Policy", "TrainingReport", "TrainingSiteReport", "disable", "enable", "fuse", "wrap"]
 
 _HOMES = {
-    "ORTModule": "module",
+    "ORTModule": "ortmodule.module",
     "TrainingReport": "report",
     "TrainingSiteReport": "report",
-    "disable": "hook",
-    "enable": "hook",
+    "disable": "ortmodule.hook",
+    "enable": "ortmodule.hook",
     "fuse": "pytorch.module",
     "wrap": "front_end",
 }

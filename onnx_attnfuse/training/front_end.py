@@ -43,7 +43,7 @@ def wrap(module: torch.nn.Module, backend: Backend = "auto", policy: Policy | No
                 raise
         else:
             return fuse(module, policy=policy, **options)
-    wrapped: Any = importlib.import_module("onnx_attnfuse.training.module").ORTModule
+    wrapped: Any = importlib.import_module("onnx_attnfuse.training.ortmodule.module").ORTModule
     return wrapped(module, policy=policy, **options)
 
 

@@ -8,6 +8,8 @@ import os
 import sys
 from collections.abc import Sequence
 
+from onnx_attnfuse.attention.axes.factors import length
+from onnx_attnfuse.attention.spec import AttentionSpec
 from onnx_attnfuse.reasons import Reason
 
 
@@ -101,6 +103,12 @@ class TrainingReport:
         head = f"attnfuse: {done}, forward and backward, on {self.device}{self.policy}"
         last = [f"attnfuse: {self.first_step}"] if self.first_step else []
         return [head, *(f"attnfuse: {site.line()}" for site in self.sites), *last]
+
+
+def shape_in_words(spec: AttentionSpec) -> str:
+    """Heads and head size of an attention, for a reader."""
+    heads, size = length(spec.axes.n), length(spec.axes.h)
+    return f"{heads} heads of {size}" if isinstance(size, int) and isinstance(heads, int) else ""
 
 
 LOG = logging.getLogger("onnx_attnfuse.training")

@@ -8,8 +8,8 @@ import pytest
 pytest.importorskip("torch")
 
 from benchmarks import training_on_gpu as calls
-from onnx_attnfuse.training.kernels import CPU_FLASH, FLASH
-from onnx_attnfuse.training.kernels.kernel import TrainingDevice
+from onnx_attnfuse.training.kernels import TrainingDevice
+from onnx_attnfuse.training.ortmodule.kernels import CPU_FLASH, FLASH
 
 
 @pytest.mark.parametrize("kind", calls.KINDS, ids=lambda kind: kind.name)

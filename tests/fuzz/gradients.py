@@ -14,8 +14,8 @@ import onnx
 import onnx_ir as ir
 
 from onnx_attnfuse.kernels.policy import Policy
-from onnx_attnfuse.training import pipeline
-from onnx_attnfuse.training.kernels.kernel import TrainingDevice
+from onnx_attnfuse.training.kernels import TrainingDevice
+from onnx_attnfuse.training.ortmodule import pipeline
 from onnx_attnfuse.verify.runtime import RuntimeRefusal, one_line
 from tests.fuzz.recipe import Recipe
 from tests.fuzz.writer import Given
@@ -215,7 +215,7 @@ _IMPORTS = {"": OPSET, "com.microsoft": 1, "org.pytorch.aten": 1}
 def fused(recipe: Recipe, model: onnx.ModelProto, level: str) -> tuple[onnx.ModelProto, Any]:
     """The gradient graph with fused attention, and the report."""
     efficient = recipe.ep == "cuda"
-    device = TrainingDevice("cuda", 90, triton=True) if efficient else TrainingDevice("cpu")
+    device = TrainingDevice("cuda", 90) if efficient else TrainingDevice("cpu")
     policy = Policy(flash=False, efficient=True) if efficient else Policy()
     found = ir.from_proto(model)
     report = pipeline.fuse_graph(found.graph, device, policy, check_masks=level != "none")

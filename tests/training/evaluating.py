@@ -94,7 +94,7 @@ def run(model: onnx.ModelProto, feeds: Mapping[str, np.ndarray]) -> tuple[list[n
             return tuple(cotangent(value.shape).astype(value.dtype) for value in values)
 
     ours = operator("FusedMatMul")
-    operators: list[Any] = [YieldOp, ours, SoftmaxGrad_13, TanhGrad, DropoutGrad, ConcatTraining, Dropout, ATen, TritonOp]
+    operators: list[Any] = [YieldOp, ours, SoftmaxGrad_13, TanhGrad, DropoutGrad, ConcatTraining, Dropout, ATen]
     with np.errstate(all="ignore"):
         return results, list(ReferenceEvaluator(model, new_ops=operators).run(None, dict(feeds)))
 
@@ -136,11 +136,6 @@ class ATen(OpRun):
 
     def _run(self, *values, operator, cpu_input_args=(), cpu_output_args=()):
         return _called(operator, values)
-
-
-class TritonOp(_Contrib):
-    def _run(self, *values, func_name, **attributes):
-        return _called(func_name, values, **attributes)
 
 
 def _called(operator: str, values, **attributes):

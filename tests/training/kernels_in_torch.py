@@ -116,22 +116,5 @@ def _scaled_dot_product_flash_attention_backward(
     return found[:3]
 
 
-_scaled_dot_product_cudnn_attention = _scaled_dot_product_flash_attention
-_scaled_dot_product_cudnn_attention_backward = _scaled_dot_product_flash_attention_backward
-
-
-def flash_attn_forward(q, k, v, bias=None, *, causal, softmax_scale):
-    """ONNX Runtime's Triton kernel: everything as (b, s, n, h)."""
-    out, logsumexp = _attend(*_swapped(q, k, v), bias, causal == 1, 0.0, softmax_scale, 0)
-    return out.transpose(1, 2).contiguous(), torch.nn.functional.pad(logsumexp, (0, _rounded(q.shape[1], 128)))
-
-
-def flash_attn_backward(do, q, k, v, o, lse, bias=None, *, causal, softmax_scale):
-    """Likewise."""
-    moved = _swapped(do, q, k, v)
-    found = _differentiate(*moved, bias, o.transpose(1, 2), lse[..., : q.shape[1]], causal == 1, 0.0, softmax_scale, 0)
-    return tuple(item.contiguous() for item in _swapped(*found[:3]))
-
-
-KERNELS = {name: found for name, found in list(globals().items()) if name.startswith(("_efficient", "_scaled_dot", "flash_attn"))}
+KERNELS = {name: found for name, found in list(globals().items()) if name.startswith(("_efficient", "_scaled_dot"))}
 """By name."""

@@ -17,8 +17,8 @@ import onnx
 import torch
 
 from onnx_attnfuse.training import ORTModule
-from onnx_attnfuse.training.installed import ortmodule
-from onnx_attnfuse.training.symbolics import gives_zeros
+from onnx_attnfuse.training.ortmodule.installed import ortmodule
+from onnx_attnfuse.training.ortmodule.symbolics import gives_zeros
 from tests.training.modules import CASES, Case
 
 FOLDER = pathlib.Path(__file__).parent / "recorded"

@@ -9,15 +9,15 @@ import onnx_ir as ir
 import pytest
 
 from onnx_attnfuse.kernels.policy import Policy
-from onnx_attnfuse.training import pipeline
-from onnx_attnfuse.training.kernels import CPU_FLASH, CUDNN, EFFICIENT, FLASH, TRITON_FLASH
-from onnx_attnfuse.training.kernels.kernel import TrainingDevice
+from onnx_attnfuse.training.kernels import TrainingDevice
+from onnx_attnfuse.training.ortmodule import pipeline
+from onnx_attnfuse.training.ortmodule.kernels import CPU_FLASH, EFFICIENT, FLASH
 from onnx_attnfuse.training.report import TrainingSiteReport
 from tests.training import kernels_in_torch
 from tests.training.evaluating import SEED, Step, buffers_of, eager, evaluated, recorded
 from tests.training.modules import CASES
 
-CPU, GPU = TrainingDevice("cpu"), TrainingDevice("cuda", 90, triton=True)
+CPU, GPU = TrainingDevice("cpu"), TrainingDevice("cuda", 90)
 TOLERANCE = 2e-6
 """Of the largest gradient; float32 has 1.2e-7, and sums of some hundred terms."""
 
@@ -98,41 +98,26 @@ def test_fused_by_the_efficient_kernel(name: str) -> None:
     assert_same(step, wanted, tolerance(name))
 
 
-@pytest.mark.parametrize("kernel", [FLASH, CUDNN])
 @pytest.mark.parametrize("name", ["plain", "batched", "grouped", "triangle", "torch_causal", "cross", "frozen_keys", "dropout"])
 @pytest.mark.sampled(every=3)
-def test_fused_by_kernels_without_a_mask(name: str, kernel, monkeypatch) -> None:
-    monkeypatch.setattr(pipeline, "KERNELS", (AsHalf(kernel),))
+def test_fused_by_kernels_without_a_mask(name: str, monkeypatch) -> None:
+    monkeypatch.setattr(pipeline, "KERNELS", (AsHalf(FLASH),))
     site, step, model = fused(name, GPU)
-    if kernel is CUDNN and name == "dropout":
-        assert [reason.code for _, reason in site.others] == ["dropout"]
-        return
-    assert site.kernel == kernel.name, site.line()
+    assert site.kernel == FLASH.name, site.line()
     assert not count(model, "Softmax", "SoftmaxGrad_13", "Dropout", "DropoutGrad")
     assert_same(step, evaluated(recorded(name), CASES[name]))
 
 
-@pytest.mark.parametrize("kernel", [FLASH, CUDNN])
-def test_kernels_without_a_mask_refuse_one(kernel, monkeypatch) -> None:
-    monkeypatch.setattr(pipeline, "KERNELS", (AsHalf(kernel),))
+def test_kernels_without_a_mask_refuse_one(monkeypatch) -> None:
+    monkeypatch.setattr(pipeline, "KERNELS", (AsHalf(FLASH),))
     assert [reason.code for _, reason in fused("padding", GPU)[0].others] == ["no-mask"]
     assert [reason.code for _, reason in fused("trained_bias", GPU)[0].others] == ["bias-gradient"]
 
 
-@pytest.mark.sampled(every=3)
-@pytest.mark.parametrize("name", ["plain", "padding", "padding_throughout", "rows", "filled_throughout", "triangle", "bias"])
-def test_fused_by_onnx_runtimes_kernel(name: str, monkeypatch) -> None:
-    monkeypatch.setattr(pipeline, "KERNELS", (AsHalf(TRITON_FLASH),))
-    site, step, _ = fused(name, GPU)
-    assert site.kernel == TRITON_FLASH.name, site.line()
-    assert_same(step, eager(CASES[name]))
-
-
-@pytest.mark.parametrize("kernel", [FLASH, CUDNN])
-def test_half_precision_needs_no_change_of_type(kernel, monkeypatch) -> None:
-    monkeypatch.setattr(pipeline, "KERNELS", (kernel,))
+def test_half_precision_needs_no_change_of_type(monkeypatch) -> None:
+    monkeypatch.setattr(pipeline, "KERNELS", (FLASH,))
     site, step, model = fused("autocast_triangle", GPU)
-    assert site.kernel == kernel.name, site.line()
+    assert site.kernel == FLASH.name, site.line()
     assert_same(step, eager(CASES["autocast_triangle"]), tolerance("autocast_triangle"))
     kinds = [node for node in model.graph if node.op_type == "ATen"]
     assert {value.dtype for node in kinds for value in node.outputs[:1]} == {ir.DataType.FLOAT16}

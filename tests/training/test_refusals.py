@@ -14,10 +14,10 @@ from onnx_attnfuse.attention.match.contraction import read_contraction
 from onnx_attnfuse.errors import MissingDependencyError
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.kernels.policy import Policy
-from onnx_attnfuse.training.hook import enable
-from onnx_attnfuse.training.kernels.kernel import TrainingDevice
-from onnx_attnfuse.training.pipeline import fuse_graph
-from onnx_attnfuse.training.stand_ins import StandIns
+from onnx_attnfuse.training.kernels import TrainingDevice
+from onnx_attnfuse.training.ortmodule.hook import enable
+from onnx_attnfuse.training.ortmodule.pipeline import fuse_graph
+from onnx_attnfuse.training.ortmodule.stand_ins import StandIns
 from tests.training.evaluating import eager, evaluated, recorded
 from tests.training.modules import CASES
 

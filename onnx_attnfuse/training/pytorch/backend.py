@@ -27,7 +27,7 @@ from onnx_attnfuse.containment import Subject, failed
 from onnx_attnfuse.errors import OptionError
 from onnx_attnfuse.kernels.policy import Policy, read_environment
 from onnx_attnfuse.reasons import Reason, Refused
-from onnx_attnfuse.training.kernels.kernel import TrainingDevice
+from onnx_attnfuse.training.kernels import TrainingDevice
 from onnx_attnfuse.training.pytorch import rows, runtime_calls
 from onnx_attnfuse.training.pytorch.captured_graph import rewrite_graph
 from onnx_attnfuse.training.pytorch.comparison import compare

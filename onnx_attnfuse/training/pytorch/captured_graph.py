@@ -16,7 +16,7 @@ from onnx_attnfuse.certify.interned import aside
 from onnx_attnfuse.containment import Subject, contained
 from onnx_attnfuse.graph.uses import sources
 from onnx_attnfuse.reasons import Reason, Refused
-from onnx_attnfuse.training.kernels.kernel import TrainingDevice
+from onnx_attnfuse.training.kernels import TrainingDevice
 from onnx_attnfuse.training.pytorch.decomposed_mha import open_calls
 from onnx_attnfuse.training.pytorch.emitter import APART
 from onnx_attnfuse.training.pytorch.gradients import Gradients

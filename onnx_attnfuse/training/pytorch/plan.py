@@ -22,8 +22,7 @@ from onnx_attnfuse.reasons import Reason, Refused
 from onnx_attnfuse.thresholds import MASKS_APART, ORDINARY
 from onnx_attnfuse.training.differentiable import check_differentiable
 from onnx_attnfuse.training.fully_masked_rows import swallows_from, treatment
-from onnx_attnfuse.training.kernels.kernel import Demand, TrainingDevice, TrainingKernel
-from onnx_attnfuse.training.kernels.pytorch import CPU_FLASH_CHOSEN, EFFICIENT, FLASH
+from onnx_attnfuse.training.kernels import CPU_FLASH, EFFICIENT, FLASH, Demand, TrainingDevice, TrainingKernel
 from onnx_attnfuse.training.pytorch.runtime_calls import PLAIN, wide_enough
 from onnx_attnfuse.training.pytorch.sites import CapturedSite
 
@@ -162,7 +161,7 @@ class Planner:
 
     def _order(self) -> list[TrainingKernel]:
         """The kernels of the device, those that are asked for first."""
-        here = [kernel for kernel in (FLASH, EFFICIENT, CPU_FLASH_CHOSEN) if kernel.device == self._device.kind]
+        here = [kernel for kernel in (FLASH, EFFICIENT, CPU_FLASH) if kernel.device == self._device.kind]
         return sorted(here, key=lambda kernel: not self._switch(kernel))
 
     def _switch(self, kernel: TrainingKernel) -> bool | None:

@@ -10,13 +10,14 @@ import sys
 import pytest
 import torch
 
-from onnx_attnfuse.training import ORTModule, newer_torch
-from onnx_attnfuse.training.installed import ortmodule
+from onnx_attnfuse.training import ORTModule
+from onnx_attnfuse.training.ortmodule import newer_torch
+from onnx_attnfuse.training.ortmodule.installed import ortmodule
 from tests.training.modules import CASES
 from tests.training.ortmodule.steps import assert_same, step
 
 PLAIN = CASES["plain"]
-_PRESENT = """from onnx_attnfuse.training import newer_torch
+_PRESENT = """from onnx_attnfuse.training.ortmodule import newer_torch
 print([change.name for change in newer_torch.BEFORE_IMPORT if change.present()])"""
 
 

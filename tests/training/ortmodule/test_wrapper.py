@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from onnx_attnfuse.training import ORTModule, Policy, disable, enable
-from onnx_attnfuse.training.installed import ortmodule
+from onnx_attnfuse.training.ortmodule.installed import ortmodule
 from tests.training.modules import CASES, KEPT
 from tests.training.ortmodule.steps import assert_same, step
 
@@ -154,7 +154,7 @@ def test_a_defect_costs_the_fusing_and_not_the_training(monkeypatch) -> None:
     def broken(*arguments) -> None:
         raise TypeError("no such thing")
 
-    monkeypatch.setattr("onnx_attnfuse.training.pipeline.fuse_graph", broken)
+    monkeypatch.setattr("onnx_attnfuse.training.ortmodule.pipeline.fuse_graph", broken)
     module = ORTModule(PLAIN.module())
     found = step(module, PLAIN.inputs())
     (report,) = module.attention_reports

@@ -1,4 +1,4 @@
-"""Kernels of PyTorch as tables of their arguments, called by ONNX Runtime's ATen operator.
+"""Kernels of PyTorch as tables of their arguments, called by ONNX Runtime's ATen operator, forward and backward.
 
 The operator takes every argument of the schema in its order, keyword arguments too; other values are scalars in CPU memory,
 and None and undefined tensors are left out.
@@ -9,24 +9,21 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import onnx_ir as ir
 
 from onnx_attnfuse.graph.build import Builder, dims_of
+from onnx_attnfuse.graph.dtypes import HALVES
 from onnx_attnfuse.graph.sizes import Dim
 from onnx_attnfuse.graph.uses import producer_of
-from onnx_attnfuse.training.kernels.kernel import (
-    BackwardCall,
-    KernelGradients,
-    KernelOperands,
-    TrainingKernel,
-    dtype_of,
-    result_dims,
-)
-from onnx_attnfuse.training.operators import ATEN
+from onnx_attnfuse.training import kernels
+from onnx_attnfuse.training.kernels import TrainingKernel, no_bias_gradient, no_dropout, only, same_head_sizes
+from onnx_attnfuse.training.ortmodule.operators import ATEN
 
+Layout = Literal["bnsh", "bsnh"]
+"""How operands, result and gradients lie."""
 Argument: TypeAlias = "ir.Value | float | int | bool | None"
 _RANDOM_STATE = frozenset(["philox_seed", "philox_offset"])
 _NUMBERS = frozenset([*_RANDOM_STATE, "max_q", "max_k", "max_seqlen_batch_q", "max_seqlen_batch_k"])
@@ -64,10 +61,51 @@ class AtenCall:
     """Element types, and shapes as far as they are known."""
 
 
+@dataclasses.dataclass(frozen=True)
+class KernelOperands:
+    """The operands of a kernel, in its layout."""
+
+    query: ir.Value
+    key: ir.Value
+    value: ir.Value
+    bias: ir.Value | None
+    causal: bool
+    dropout: float
+    scale: float
+
+
+@dataclasses.dataclass(frozen=True)
+class KernelGradients:
+    """The gradients that the backward part of a kernel gives, in its layout."""
+
+    query: ir.Value
+    key: ir.Value
+    value: ir.Value
+    bias: ir.Value | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class BackwardCall:
+    """A call of the backward part of a kernel."""
+
+    kernel: AtenKernel
+    operands: KernelOperands
+    """The operands of the forward part."""
+    saved: Mapping[str, ir.Value]
+    """The results of the forward part by name."""
+    gradient: ir.Value
+    """The gradient of `output`."""
+    hint: str
+    """The name of the new node, made unique."""
+    bias_gradient: bool = False
+    """The gradient of the bias is wanted, of a kernel that does not refuse it."""
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AtenKernel(TrainingKernel):
-    """A kernel of PyTorch."""
+    """A kernel of PyTorch, as ONNX Runtime calls it."""
 
+    layout: Layout
     forward_signature: Signature
     backward_signature: Signature
     """The backward overload; its results are called as the fields of `KernelGradients`."""
@@ -185,3 +223,75 @@ def _extended(builder: Builder, value: ir.Value, axis: int, fill: float, block: 
 def _cut(builder: Builder, value: ir.Value, axis: int, size: Dim) -> ir.Value:
     """The first `size` entries of an axis."""
     return value if dims_of(builder, value)[axis] == size else builder.slice(value, axis, 0, size)
+
+
+def result_dims(builder: Builder, operands: KernelOperands) -> tuple[Dim, ...]:
+    """The shape of a result: the queries', with the channels of the values."""
+    return (*dims_of(builder, operands.query)[:-1], dims_of(builder, operands.value)[-1])
+
+
+def dtype_of(builder: Builder, operands: KernelOperands) -> ir.DataType:
+    """The element type of the operands."""
+    dtype = builder.facts.dtype(operands.query)
+    assert dtype is not None
+    return dtype
+
+
+_GRADIENTS = "query key value"
+_FLASH = (
+    "query key value dropout_p=dropout is_causal=causal return_debug_mask=False scale",
+    "output logsumexp cum_seq_q cum_seq_k max_q max_k philox_seed philox_offset debug_attn_mask",
+)
+_FLASH_BACKWARD = (
+    "grad_out=gradient query key value out=output logsumexp cum_seq_q=None cum_seq_k=None max_q max_k dropout_p=dropout "
+    "is_causal=causal philox_seed philox_offset scale",
+    _GRADIENTS,
+)
+
+
+def _called(kernel: TrainingKernel, **named: Any) -> AtenKernel:
+    return AtenKernel(**{field.name: getattr(kernel, field.name) for field in dataclasses.fields(kernel)} | named)
+
+
+FLASH = _called(
+    kernels.FLASH,
+    layout="bnsh",
+    forward_signature=Signature("_scaled_dot_product_flash_attention", *_FLASH),
+    backward_signature=Signature("_scaled_dot_product_flash_attention_backward", *_FLASH_BACKWARD),
+)
+EFFICIENT = _called(
+    kernels.EFFICIENT,
+    layout="bsnh",
+    forward_signature=Signature(
+        "_efficient_attention_forward",
+        "query key value bias cu_seqlens_q=None cu_seqlens_k=None max_seqlen_q=None max_seqlen_k=None dropout_p=dropout "
+        "custom_mask_type=mask_type compute_log_sumexp=True scale seqlen_k=None window_size=None",
+        "output logsumexp philox_seed philox_offset max_seqlen_batch_q max_seqlen_batch_k",
+    ),
+    backward_signature=Signature(
+        "_efficient_attention_backward",
+        "grad_out_=gradient query key value bias out=output cu_seqlens_q=None cu_seqlens_k=None "
+        "max_seqlen_q=max_seqlen_batch_q max_seqlen_k=max_seqlen_batch_k logsumexp dropout_p=dropout philox_seed philox_offset "
+        "custom_mask_type=mask_type bias_requires_grad=bias_gradient scale num_splits_key=None window_size=None "
+        "shared_storage_dqdkdv=False",
+        f"{_GRADIENTS} bias",
+    ),
+    bias_block=8,
+)
+CPU_FLASH = _called(
+    kernels.CPU_FLASH,
+    conditions=(only(*HALVES, ir.DataType.FLOAT), no_dropout, no_bias_gradient, same_head_sizes),
+    layout="bnsh",
+    forward_signature=Signature(
+        "_scaled_dot_product_flash_attention_for_cpu",
+        "query key value dropout_p=dropout is_causal=causal attn_mask=bias scale",
+        "output logsumexp",
+    ),
+    backward_signature=Signature(
+        "_scaled_dot_product_flash_attention_for_cpu_backward",
+        "grad_out=gradient query key value out=output logsumexp dropout_p=dropout is_causal=causal attn_mask=bias scale",
+        _GRADIENTS,
+    ),
+)
+KERNELS = (FLASH, EFFICIENT, CPU_FLASH)
+"""All kernels, in the order in which they are taken where several can compute an attention."""

@@ -23,7 +23,7 @@ from typing import Any
 from unittest import mock
 
 from onnx_attnfuse.errors import MissingDependencyError
-from onnx_attnfuse.training.extensions import INTEROP, interop_can_be_built, is_built
+from onnx_attnfuse.training.ortmodule.extensions import INTEROP, interop_can_be_built, is_built
 
 _ORTMODULE = "onnxruntime.training.ortmodule"
 _INTEROP = f"{_ORTMODULE}.torch_cpp_extensions.{INTEROP}"

@@ -25,10 +25,10 @@ from onnx_attnfuse.graph.constants import attribute, given, is_standard
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.uses import producer_of
 from onnx_attnfuse.reasons import Refused
-from onnx_attnfuse.training.operators import finds_repeated_axes, reads_gradient
-from onnx_attnfuse.training.products import Labelled, labelled, operand_of
-from onnx_attnfuse.training.site import Backward, BiasGradient, Dropout
-from onnx_attnfuse.training.views import Views, over, under
+from onnx_attnfuse.training.ortmodule.operators import finds_repeated_axes, reads_gradient
+from onnx_attnfuse.training.ortmodule.products import Labelled, labelled, operand_of
+from onnx_attnfuse.training.ortmodule.site import Backward, BiasGradient, Dropout
+from onnx_attnfuse.training.ortmodule.views import Views, over, under
 
 _SAME_SCALE = 1e-5
 """Factors that differ by less, relatively, are one number rounded twice."""

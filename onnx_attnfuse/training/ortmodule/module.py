@@ -5,9 +5,9 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any
 
-from onnx_attnfuse.training.graphs import Graphs
-from onnx_attnfuse.training.hook import Chosen, choosing, register
-from onnx_attnfuse.training.installed import ortmodule
+from onnx_attnfuse.training.ortmodule.graphs import Graphs
+from onnx_attnfuse.training.ortmodule.hook import Chosen, choosing, register
+from onnx_attnfuse.training.ortmodule.installed import ortmodule
 
 if TYPE_CHECKING:
     import torch

@@ -8,7 +8,7 @@ import importlib.util
 from types import ModuleType
 
 from onnx_attnfuse.errors import MissingDependencyError
-from onnx_attnfuse.training.newer_torch import mend_after_import, mend_before_import
+from onnx_attnfuse.training.ortmodule.newer_torch import mend_after_import, mend_before_import
 from onnx_attnfuse.training.report import tell
 
 _NEEDED = "training needs onnxruntime-training 1.19.2 with torch 2.3 or newer (Python 3.8 to 3.11)"

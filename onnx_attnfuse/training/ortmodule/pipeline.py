@@ -29,17 +29,17 @@ from onnx_attnfuse.language.registry.discovery import load
 from onnx_attnfuse.options import Options
 from onnx_attnfuse.reasons import Reason, Refused
 from onnx_attnfuse.rewriting import GraphContext
-from onnx_attnfuse.training.backward import read_backward
 from onnx_attnfuse.training.differentiable import check_differentiable
 from onnx_attnfuse.training.fully_masked_rows import treatment
-from onnx_attnfuse.training.kernels import KERNELS
-from onnx_attnfuse.training.kernels.kernel import Demand, TrainingDevice, TrainingKernel
-from onnx_attnfuse.training.operators import calls
-from onnx_attnfuse.training.report import TrainingReport, TrainingSiteReport
-from onnx_attnfuse.training.rewrite import Handed, fuse
-from onnx_attnfuse.training.site import Dropout, TrainingSite, shape_in_words
-from onnx_attnfuse.training.stand_ins import Annotations, Buffers, StandIns
-from onnx_attnfuse.training.symbolics import KEPT
+from onnx_attnfuse.training.kernels import Demand, TrainingDevice
+from onnx_attnfuse.training.ortmodule.backward import read_backward
+from onnx_attnfuse.training.ortmodule.kernels import KERNELS, AtenKernel
+from onnx_attnfuse.training.ortmodule.operators import calls
+from onnx_attnfuse.training.ortmodule.rewrite import Handed, fuse
+from onnx_attnfuse.training.ortmodule.site import Dropout, TrainingSite
+from onnx_attnfuse.training.ortmodule.stand_ins import Annotations, Buffers, StandIns
+from onnx_attnfuse.training.ortmodule.symbolics import KEPT
+from onnx_attnfuse.training.report import TrainingReport, TrainingSiteReport, shape_in_words
 from onnx_attnfuse.verify.verifier import Verifier
 
 _IR_VERSION = 8
@@ -149,15 +149,15 @@ class _Run:
             others.append((kernel.name, edit.reason))
         return dataclasses.replace(reported, others=tuple(others))
 
-    def _order(self) -> list[TrainingKernel]:
+    def _order(self) -> list[AtenKernel]:
         """The kernels of this device, those that are asked for first."""
         here = [kernel for kernel in KERNELS if kernel.device == self.device.kind]
         return sorted(here, key=lambda kernel: not self._switch(kernel))
 
-    def _switch(self, kernel: TrainingKernel) -> bool | None:
+    def _switch(self, kernel: AtenKernel) -> bool | None:
         return {"flash": self.policy.flash, "efficient": self.policy.efficient}.get(kernel.switch or "")
 
-    def _refusal(self, kernel: TrainingKernel, demand: Demand) -> Reason | None:
+    def _refusal(self, kernel: AtenKernel, demand: Demand) -> Reason | None:
         """Why a kernel is not taken."""
         if self._switch(kernel) is False:
             return Reason("switched-off", "it is switched off")

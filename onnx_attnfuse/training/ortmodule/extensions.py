@@ -1,6 +1,6 @@
 """Builds the C++ extensions of ORTModule on a machine without a GPU, beside the installed onnxruntime-training.
 
-    python -m onnx_attnfuse.training.extensions
+    python -m onnx_attnfuse.training.ortmodule.extensions
 
 ORTModule's own installer builds the CUDA extensions as soon as torch is a CUDA build, and stops where there is no CUDA toolkit.
 Those for the CPU are enough there; they are built as if torch knew no CUDA. `torch_interop_utils`, which runs custom functions of

@@ -12,7 +12,7 @@ import onnx_ir as ir
 
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.training.fully_masked_rows import Levelled
-from onnx_attnfuse.training.kernels.kernel import BackwardCall, KernelGradients
+from onnx_attnfuse.training.ortmodule.kernels import BackwardCall, KernelGradients
 
 
 class RowCorrection:
@@ -100,7 +100,7 @@ class AddedMaskCorrection(_Rows):
             bias=taken(builder, builder.elementwise("Where", masked, own), entries),
         )
         hint = f"{call.hint}/rows_without_key"
-        more = BackwardCall(call.kernel, again, saved, gradient, hint).emit(builder)
+        more = call.kernel.backward(builder, BackwardCall(call.kernel, again, saved, gradient, hint))
         return dataclasses.replace(found, key=added_to(builder, found.key, more.key, entries, self.dtype))
 
 

@@ -23,15 +23,15 @@ from onnx_attnfuse.rewriting import Edit
 from onnx_attnfuse.targets.bias import BiasEmitter
 from onnx_attnfuse.targets.layout import cheapest
 from onnx_attnfuse.training.fully_masked_rows import Levelled, Treatment, levelled
-from onnx_attnfuse.training.kernels.kernel import BackwardCall, KernelGradients, KernelOperands, Layout, TrainingKernel
-from onnx_attnfuse.training.row_corrections import (
+from onnx_attnfuse.training.ortmodule.kernels import AtenKernel, BackwardCall, KernelGradients, KernelOperands, Layout
+from onnx_attnfuse.training.ortmodule.row_corrections import (
     AddedMaskCorrection,
     AddedOrZeroedCorrection,
     ReplacedScoresCorrection,
     RowCorrection,
     ZeroedRowsCorrection,
 )
-from onnx_attnfuse.training.site import TrainingSite
+from onnx_attnfuse.training.ortmodule.site import TrainingSite
 
 _CORRECTIONS: Mapping[Treatment, type[AddedMaskCorrection | ReplacedScoresCorrection | ZeroedRowsCorrection]] = {
     "added": AddedMaskCorrection,
@@ -72,7 +72,7 @@ class Handed:
     """The correction of rows without a key."""
 
 
-def fuse(site: TrainingSite, kernel: TrainingKernel, handed: Handed, builder: Builder, edit: Edit) -> None:
+def fuse(site: TrainingSite, kernel: AtenKernel, handed: Handed, builder: Builder, edit: Edit) -> None:
     """Replaces the forward and the backward part of a site by a kernel's.
 
     Raises:
@@ -100,7 +100,7 @@ def _brought(builder: Builder, new: IndexedValue, end: IndexedValue) -> ir.Value
 class _Building:
     """Builds the kernel calls of one site, forward and backward."""
 
-    def __init__(self, site: TrainingSite, kernel: TrainingKernel, handed: Handed, builder: Builder) -> None:
+    def __init__(self, site: TrainingSite, kernel: AtenKernel, handed: Handed, builder: Builder) -> None:
         self.site, self.kernel, self.handed, self.builder = site, kernel, handed, builder
         self.spec = site.spec
         assert site.spec.dtype is not None
@@ -120,7 +120,7 @@ class _Building:
         taken = self._taken(sources.sources(backward.output, builder.facts, plain=True), self.layouts.output)
         gradient = given.correction.gradient(taken)
         call = BackwardCall(self.kernel, given.operands, saved, gradient, f"{name}/backward", bool(backward.biases))
-        found = call.emit(builder)
+        found = self.kernel.backward(builder, call)
         return [*pairs, *self._gradients(given.correction.gradients(found, call, given.query, keys=backward.key is not None))]
 
     def _rows(self) -> Levelled | IndexedValue | None:

@@ -6,16 +6,9 @@ import dataclasses
 
 import onnx_ir as ir
 
-from onnx_attnfuse.attention.axes.factors import length
 from onnx_attnfuse.attention.axes.views import IndexedValue
 from onnx_attnfuse.attention.masks.classify import Meaning
 from onnx_attnfuse.attention.spec import AttentionSpec
-
-
-def shape_in_words(spec: AttentionSpec) -> str:
-    """Heads and head size of an attention, for a reader."""
-    heads, size = length(spec.axes.n), length(spec.axes.h)
-    return f"{heads} heads of {size}" if isinstance(size, int) and isinstance(heads, int) else ""
 
 
 @dataclasses.dataclass(frozen=True)

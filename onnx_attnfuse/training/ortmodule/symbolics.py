@@ -22,8 +22,8 @@ from collections.abc import Callable
 from typing import Any
 
 from onnx_attnfuse.kernels.policy import Policy
-from onnx_attnfuse.training.kernels import CPU_FLASH, EFFICIENT
-from onnx_attnfuse.training.operators import ATEN
+from onnx_attnfuse.training.ortmodule.kernels import CPU_FLASH, EFFICIENT
+from onnx_attnfuse.training.ortmodule.operators import ATEN
 
 _REGISTRY = "onnxruntime.training.ortmodule._custom_op_symbolic_registry"
 _END = 2**63 - 1

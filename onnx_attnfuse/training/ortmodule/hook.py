@@ -6,23 +6,22 @@ import contextlib
 import contextvars
 import os
 import pathlib
-import sys
 from collections.abc import Generator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from onnx_attnfuse.containment import Subject, failed
 from onnx_attnfuse.kernels.policy import Policy, read_environment
-from onnx_attnfuse.training.installed import ortmodule, torch_version
+from onnx_attnfuse.training.ortmodule.installed import ortmodule, torch_version
+from onnx_attnfuse.training.ortmodule.shape_inference import forgive
+from onnx_attnfuse.training.ortmodule.symbolics import register as register_symbolics
 from onnx_attnfuse.training.report import debug_level, tell
-from onnx_attnfuse.training.shape_inference import forgive
-from onnx_attnfuse.training.symbolics import register as register_symbolics
 
 if TYPE_CHECKING:
     import onnx
 
     from onnx_attnfuse.graph.constants import Array
-    from onnx_attnfuse.training.graphs import Graphs
-    from onnx_attnfuse.training.kernels.kernel import TrainingDevice
+    from onnx_attnfuse.training.kernels import TrainingDevice
+    from onnx_attnfuse.training.ortmodule.graphs import Graphs
     from onnx_attnfuse.training.report import TrainingReport
 
 _SAVED = "attnfuse_{number}_{when}.onnx"
@@ -120,21 +119,23 @@ def _optimize(graph: onnx.GraphProto, policy: Policy, number: int, buffers: Mapp
     """Fuses one graph and logs the report on it."""
     import dataclasses
 
-    from onnx_attnfuse.training.pipeline import fuse_graph
+    import onnx_ir as ir
+
+    from onnx_attnfuse.training.ortmodule.pipeline import fuse_graph
     from onnx_attnfuse.training.report import TrainingReport
-    from onnx_attnfuse.training.serializing import read_graph, write_graph
 
     debug = debug_level()
     if debug > 1:
         _save(graph, number, "before")
-    read = read_graph(graph, _opset())
+    read = ir.serde.deserialize_graph(graph)
+    read.opset_imports[""] = _opset()  # the protobuf lacks it
     device = _device()
     try:
         report = dataclasses.replace(fuse_graph(read, device, policy, buffers=buffers), policy=_words(policy))
     except Exception as error:  # noqa: BLE001 - training goes on with the graph as it came
         report = TrainingReport(device.name, (), defect=failed(error, Subject("fusing a gradient graph")))
     if report.fused:
-        write_graph(read, graph)
+        graph.CopyFrom(ir.serde.serialize_graph(read))
     if debug > 1:
         _save(graph, number, "after")
     tell(report.lines())
@@ -145,13 +146,12 @@ def _device() -> TrainingDevice:
     """The device that this process trains on."""
     import torch
 
-    from onnx_attnfuse.training.kernels.kernel import TrainingDevice
+    from onnx_attnfuse.training.kernels import TrainingDevice
 
     if not torch.cuda.is_available():
         return TrainingDevice("cpu", torch=torch_version())
     major, minor = torch.cuda.get_device_capability()
-    kernels: Any = sys.modules.get("onnxruntime.training.ort_triton.kernel")
-    return TrainingDevice("cuda", major * 10 + minor, torch_version(), hasattr(kernels, "flash_attn_forward"))
+    return TrainingDevice("cuda", major * 10 + minor, torch_version())
 
 
 def _opset() -> int:
