@@ -98,7 +98,7 @@ def optimize(model: io.AnyModel, options: Options | None = None, **choices: Any)
         note = None if judged else verifier.check_model(before, loaded, own)
         notes = (*report.notes, note) if note else report.notes
         report = dataclasses.replace(report, notes=notes, steps=dict(verifier.timer.seconds))
-    return Result(io.to_kind(loaded, kind), report, loaded)
+    return Result(io.to_kind(loaded, kind), dataclasses.replace(report, model=_path(model)), loaded)
 
 
 def _original(model: io.AnyModel, loaded: ir.Model, options: Options | None = None) -> str | ir.Model:
@@ -107,13 +107,18 @@ def _original(model: io.AnyModel, loaded: ir.Model, options: Options | None = No
         copy = loaded.clone()
         capturing.fix(copy, options)
         return copy
-    return str(model) if isinstance(model, (str, pathlib.PurePath)) else loaded.clone()
+    return _path(model) or loaded.clone()
 
 
 def explain(model: io.AnyModel, options: Options | None = None, **choices: Any) -> Report:
     """A report on all that `optimize` would do and refuse; nothing is written. Arguments and errors are those of `optimize`."""
     fusion = Fusion(dataclasses.replace(options or Options(), **choices), keep_evidence=False)
-    return fusion.fuse(fusion.read(model)[0])
+    return dataclasses.replace(fusion.fuse(fusion.read(model)[0]), model=_path(model))
+
+
+def _path(model: io.AnyModel) -> str | None:
+    """The path of a model that is read from a file."""
+    return str(model) if isinstance(model, (str, pathlib.PurePath)) else None
 
 
 class Unfused(_Changed[UnfuseReport]):

@@ -27,7 +27,7 @@ ASSUMPTIONS: Mapping[AssumptionName, str] = {
     "finite-exponentials": "exponentials do not overflow, nor all of a row vanish, where its maximum is not subtracted first",
     "kept-weights": "where weights are masked after a softmax and divided by their sum, the unmasked sum is not lost in rounding",
     "padded-rows-unused": "outputs of packed encoders and shared caches at padding are not used, by no other token either",
-    "padding-at-the-ends": "where a window counts keys, padding of a decoder with a shared cache does not lie between tokens",
+    "padding-at-the-ends": "where a window counts keys, padding of a decoder with a shared cache is not between tokens",
     "small-results": "the result of a product for all tokens, as logits are, has fewer than 2^31 numbers",
     "wide-subgroups": "a GPU that webgpu runs on computes 8 or more lanes of a subgroup at once",
 }

@@ -141,6 +141,13 @@ class Options(Choices):
     progress: Progress = dataclasses.field(default=_no_progress, repr=False, compare=False, metadata={"command": False})
     """Called during long steps."""
 
+    def given(self) -> dict[str, Any]:
+        """The options that differ from the defaults, as plain JSON types."""
+        values = {
+            field.name: getattr(self, field.name) for field in dataclasses.fields(self) if field.metadata.get("command", True)
+        }
+        return {name: _plain(value) for name, value in values.items() if value != getattr(Options, name, {})}
+
     @property
     def assumed(self) -> Assumed:
         """The assumptions of `assume`, and the equal dimensions of `same`.
@@ -149,3 +156,13 @@ class Options(Choices):
             OptionError: There is no assumption of such a name.
         """
         return Assumed.of(self.assume, self.same)
+
+
+def _plain(value: Any) -> Any:
+    """A value as JSON has it; whatever has no such form is a string."""
+    if isinstance(value, tuple):
+        return [_plain(item) for item in cast("tuple[Any, ...]", value)]
+    if isinstance(value, Policy):
+        return dataclasses.asdict(value)
+    is_plain = isinstance(value, (str, int, float, dict))
+    return cast("Any", value) if is_plain else str(value)

@@ -1,4 +1,4 @@
-"""`attnfuse bench`: how fast, beside the original and other tools; or ONNX Runtime's attention by itself."""
+"""`attnfuse bench`: how fast, beside the original and other tools; or ONNX Runtime's attention alone."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 
 
 _EXAMPLES = [
-    Example("attnfuse bench model.onnx", "Fused beside the original, whole and its attention alone."),
-    Example("attnfuse bench model.onnx --against onnxscript,onnxruntime --dim seq=512", "Beside what other tools make of it."),
+    Example("attnfuse bench model.onnx", "The fused model against the original, whole and its attention alone."),
+    Example("attnfuse bench model.onnx --against onnxscript,onnxruntime --dim seq=512", "Against the results of other tools."),
     Example("attnfuse bench model.onnx model.attnfuse.onnx", "Two models in turns, and how far their outputs are apart."),
-    Example("attnfuse bench --seeds --ep cuda", "ONNX Runtime's attention by itself, in TFLOP/s."),
+    Example("attnfuse bench --seeds --ep cuda", "ONNX Runtime's attention alone, in TFLOP/s."),
 ]
 
 
@@ -83,7 +83,7 @@ def command(
     as_json: bool,
     **chosen: Any,
 ) -> int:
-    """Measure MODEL fused by attnfuse beside other tools: the whole model, and its most frequent attention alone.
+    """Measure MODEL fused by attnfuse against other tools: the whole model, and its most frequent attention alone.
 
     With OTHER, both models are run as they are: the ratio of CPU times on one thread, on a GPU of times, and the differences
     of their outputs. Exits with 3 if these differ.

@@ -24,7 +24,7 @@ _EXAMPLES = [
     Example("attnfuse conformance --json cpu.json", "All forms on the CPU; the table is what --conformance of optimize takes."),
     Example(
         "attnfuse conformance --ep qnn --provider-option backend_path=libQnnHtp.so --operator onnx.Attention --limit 40",
-        "The forms that tell most, of one operator.",
+        "The most telling forms of one operator.",
     ),
 ]
 _STATUSES = {

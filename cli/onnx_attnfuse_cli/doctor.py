@@ -76,5 +76,5 @@ def _lines(found: Diagnosis) -> Iterator[str]:
         if step is found.chosen:
             yield from (f"        export {line}" for line in step.exports)
             break
-    yield "attention of attnfuse: by itself each site has the fastest kernel of the device it is planned for"
+    yield "attention of attnfuse: without options each site gets the fastest kernel of its device"
     yield from (f"    export {line}    to fuse only what runs these kernels" for line in found.exports)

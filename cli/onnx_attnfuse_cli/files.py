@@ -75,7 +75,7 @@ class Files:
 def wrote(out: pathlib.Path, shared: Sequence[pathlib.Path]) -> str:
     """One line that names the file written, and the data files of the source that must stay beside it."""
     names = ", ".join(path.name for path in shared[:_FEW]) + (", ..." if len(shared) > _FEW else "")
-    return f"wrote {out}, which needs {names} beside it, as the source does" if shared else f"wrote {out}"
+    return f"wrote {out}, which needs {names} in its folder, as the source does" if shared else f"wrote {out}"
 
 
 def check_place(path: pathlib.Path) -> None:

@@ -137,7 +137,7 @@ def _streamed(models: Sequence[pathlib.Path], wanted: _Wanted, chosen: Mapping[s
     if wanted.format != "text":
         raise click.UsageError("--format is about files, and - is none; give files instead of -")
     if wanted.certify or wanted.require_proof or chosen["cache"] == "shared":
-        raise click.UsageError("proofs and --cache shared write files beside the model; give files instead of -")
+        raise click.UsageError("proofs and --cache shared write files next to the model; give files instead of -")
     if wanted.output is None and not wanted.dry_run:
         raise click.UsageError("a model from standard input has no name; give the result's with -o, which may be -")
     with piped(models[0], None if wanted.dry_run else wanted.output) as (model, out):
@@ -221,11 +221,12 @@ def _optimized(files: Files, wanted: _Wanted, chosen: Mapping[str, Any]) -> tupl
             files = dataclasses.replace(files, shared=shared, notes=(*notes, *certificates.write(files.model, files.out, proofs)))
         if planned:
             planned.write()
+    report = dataclasses.replace(result.report, output=str(files.out) if files.out else None)
     with collecting() as failures:
         for path in files.reports:
             with contained(Subject("writing a report"), str(path)):
-                onnx_attnfuse.write_report(result.report, path, files.title or files.model.name)
-    return dataclasses.replace(result.report, failures=(*result.report.failures, *failures.all())), files
+                onnx_attnfuse.write_report(report, path, files.title or files.model.name)
+    return dataclasses.replace(report, failures=(*report.failures, *failures.all())), files
 
 
 def _status(report: Report, wanted: _Wanted, model: str = "") -> Exit:

@@ -43,7 +43,7 @@ def piped(model: pathlib.Path, output: pathlib.Path | None) -> Generator[tuple[p
         if written is None or output != STREAM or not written.exists():
             return
         if len(list(written.parent.iterdir())) > 1:
-            raise click.UsageError("the result has data files beside it, which one stream cannot hold; give a file with -o")
+            raise click.UsageError("the result has data files, which one stream cannot hold; give a file with -o")
         with written.open("rb") as file:
             shutil.copyfileobj(file, sys.stdout.buffer)
         sys.stdout.buffer.flush()

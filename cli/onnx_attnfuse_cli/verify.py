@@ -65,7 +65,7 @@ def _lines(found: Verification) -> Iterator[str]:
         begins = found.divergence
         yield f"the difference begins at '{begins.value}', {begins.detail}"
         yield f"    computed by {begins.node_in_first} in the first model, by {begins.node_in_second} in the second"
-        yield f"    attention: {begins.site}" if begins.site else "    no attention lies between it and the last equal values"
+        yield f"    attention: {begins.site}" if begins.site else "    no attention is between it and the last equal values"
     yield from found.notes
     skipped = f", {found.refused} that the first does not run on" if found.refused else ""
     yield f"{'equal' if found.equal else 'different'} in {found.cases} cases{skipped}"

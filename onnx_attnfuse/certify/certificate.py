@@ -109,7 +109,7 @@ class Certificate:
             "problems": list(self.problems),
             "claims": [_record(claim) for claim in self.claims],
         }
-        lines = [f"{_FIRST}{VERSION}", "; each check-sat is to say unsat; docs/certificates.md tells what that proves"]
+        lines = [f"{_FIRST}{VERSION}", "; each check-sat must be unsat; docs/certificates.md explains what that proves"]
         lines += [_MANIFEST + line for line in json.dumps(manifest, indent=1, sort_keys=True).splitlines()]
         parts = ["\n".join(lines) + "\n"]
         for number, text in enumerate(self.obligations):

@@ -147,7 +147,7 @@ def finish(run: Run) -> int:
         lengthen(run.model, run.shared.tables, run.options.context_length)
     mask = decoder.attention_mask
     if run.options.past_length and mask in {value.name for value in source.graph.inputs}:
-        run.notes.append(f"'{mask}' tells the length of the cache, because the model has its own mask")
+        run.notes.append(f"'{mask}' gives the length of the cache, because the model has its own mask")
     elif run.options.past_length:
         from onnx_attnfuse.fusion.shared_cache.counted import with_past_length
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib.metadata
 import time
 from collections.abc import Iterator
 
@@ -16,6 +18,7 @@ from onnx_attnfuse.verify.verifier import NOT_VERIFIED
 
 LAYING_OUT, ROTARY = "laying the cache of a decoder out", "replacing rotary embeddings"
 PACKING_ROWS = "packing nodes around attentions"
+_PACKAGES = ("onnx-attnfuse", "onnx", "onnx-ir", "onnxruntime", "onnxruntime-gpu")
 _NO_ATTENTION = "no attention in the model could be read"
 
 
@@ -77,6 +80,9 @@ def report(run: Run, failures: tuple[Failure, ...]) -> Report:
         sites=tuple(run.sites),
         mixers=tuple(run.mixers),
         seconds=time.perf_counter() - run.start,
+        device=run.plan_context.device.name,
+        versions=dict(_versions()),
+        options=run.options.given(),
         ops_before=run.ops_before,
         ops_after=count_ops(run.model),
         notes=(*run.notes, *map(str, failures)),
@@ -94,6 +100,13 @@ def report(run: Run, failures: tuple[Failure, ...]) -> Report:
         kv_cache=run.kv_cache,
         dequantised=run.dequantised,
     )
+
+
+def _versions() -> Iterator[tuple[str, str]]:
+    """The installed packages that a run uses, with versions."""
+    for package in _PACKAGES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            yield package, importlib.metadata.version(package)
 
 
 def _patterns(run: Run) -> tuple[PatternReport, ...]:

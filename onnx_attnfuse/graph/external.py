@@ -66,7 +66,7 @@ def _data_size(model: pathlib.Path, location: str) -> int:
     if not _is_inside(location):
         raise ModelError(
             f"{where} takes weights from {location}, which is outside of its folder; "
-            "move the file beside the model and write its plain name into the model"
+            "move the file next to the model and write its plain name into the model"
         )
     path = folder / location
     if not path.is_file():
@@ -75,7 +75,7 @@ def _data_size(model: pathlib.Path, location: str) -> int:
         )
     if not any(path.resolve().is_relative_to(home) for home in (folder.resolve(), model.resolve().parent)):
         raise ModelError(
-            f"{where} takes weights from {location}, a link to a file outside of its folder; put the file itself beside the model"
+            f"{where} takes weights from {location}, a link to a file outside of its folder; put the file itself there"
         )
     return path.stat().st_size
 
@@ -123,7 +123,7 @@ def data_files(model: ir.Model, path: pathlib.Path, named: str) -> DataFiles:
         source, beside = pathlib.Path(tensor.path), path.parent / location
         if not _is_inside(location):
             raise ModelError(
-                f"weights lie in {location}, which is outside of the model's folder; move the file beside the model first"
+                f"weights are in {location}, which is outside of the model's folder; move the file next to the model first"
             )
         if not source.is_file() and not beside.is_file():
             raise ModelError(f"the weights in {source} are gone; put the file back and try again")

@@ -8,10 +8,8 @@ report itself and `_Card`s.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
-import importlib.metadata
 import importlib.util
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
@@ -28,8 +26,6 @@ if TYPE_CHECKING:
 
 _MAX_WIDTH_SIDE_BY_SIDE = 800
 """Wider drawings are not placed side by side."""
-_REPORTED_PACKAGES = ("onnx-attnfuse", "onnx", "onnx-ir", "onnxruntime", "onnxruntime-gpu")
-"""Packages whose versions are below a page."""
 _NEEDED = {"jinja2": "Jinja2", "grandalf": "grandalf"}
 
 
@@ -138,7 +134,6 @@ def page(report: Report, title: str, verb: Literal["fused", "would fuse"] = "fus
             report=report,
             headline=last_line(report, verb),
             verb=verb,
-            versions=_versions(),
             cards=attentions,
             others=others,
             device=next(iter(dict.fromkeys(kernel.device for kernel in kernels)), None),
@@ -148,15 +143,6 @@ def page(report: Report, title: str, verb: Literal["fused", "would fuse"] = "fus
             nodes=(sum(report.ops_before.values()), sum(report.ops_after.values())),
         )
     )
-
-
-def _versions() -> list[str]:
-    """Installed packages that a run rests on, with versions."""
-    found: list[str] = []
-    for package in _REPORTED_PACKAGES:
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found.append(f"{package} {importlib.metadata.version(package)}")
-    return found
 
 
 def _card(row: Row, report: Report) -> _Card:

@@ -189,9 +189,9 @@ class Report(JsonReport):
     """Everything a run found, did and refused."""
 
     _JSON_KEYS = (
-        "candidates", "fused", "already_fused", "decomposed", "skipped", "differing", "seconds", "ops_before", "ops_after",
-        "notes", "failures", "patterns", "policy", "session", "capture", "unshared", "off_target", "kv_cache", "dequantised",
-        "sites", "mixers",
+        "model", "output", "device", "versions", "options", "candidates", "fused", "already_fused", "decomposed",
+        "skipped", "differing", "seconds", "ops_before", "ops_after", "notes", "failures", "patterns", "policy",
+        "session", "capture", "unshared", "off_target", "kv_cache", "dequantised", "sites", "mixers",
     )  # fmt: skip
 
     sites: tuple[SiteReport, ...]
@@ -230,6 +230,16 @@ class Report(JsonReport):
 
     mixers: tuple[MixerReport, ...] = ()
     """The sequence mixers that are no softmax attention."""
+    model: str | None = None
+    """Path of the model; None for a model in memory."""
+    output: str | None = None
+    """Path of the file that the command wrote; None if it wrote none."""
+    device: str | None = None
+    """The device that was planned for: `cpu`, or `cuda:sm90`."""
+    versions: Mapping[str, str] = dataclasses.field(default_factory=dict[str, str])
+    """The installed packages that the run used."""
+    options: Mapping[str, Any] = dataclasses.field(default_factory=dict[str, Any])
+    """The options that were given, as plain JSON types."""
 
     def _repr_html_(self) -> str:
         from onnx_attnfuse.report.notebook import table

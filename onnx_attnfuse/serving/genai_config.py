@@ -149,10 +149,10 @@ def unfit(decoder: ServedDecoder, config: Mapping[str, Any] | None = None) -> st
         return "onnxruntime-genai feeds tokens and the model takes embeddings; export it with its embedding"
     if decoder.logits_by_entry:
         what = f"onnxruntime-genai wants logits (batch, positions, words) and '{decoder.logits}' has no positions"
-        return f"{what}; export the model with all of them, or run it with ONNX Runtime by itself"
+        return f"{what}; export the model with all of them, or run it with ONNX Runtime alone"
     if decoder.cross_keys and decoder.past_length is None:
         what = "of decoders with an encoder onnxruntime-genai runs Whisper's alone, without a mask"
-        return f"{what}; name Whisper's config.json with --hf-config, or run the model with ONNX Runtime by itself"
+        return f"{what}; name Whisper's config.json with --hf-config, or run the model with ONNX Runtime alone"
     if decoder.past_length is not None and len(decoder.cross_keys) != decoder.layers:
         what = f"onnxruntime-genai hands in keys and values of an encoder for each of {decoder.layers} layers"
         return f"{what}; export the decoder with these as inputs, (b, heads, positions, channels)"
@@ -165,7 +165,7 @@ def unfit(decoder: ServedDecoder, config: Mapping[str, Any] | None = None) -> st
     if decoder.vocab_size is None and (config or {}).get("vocab_size") is None:
         return "the model does not say how many tokens there are; name its config.json with --hf-config"
     if decoder.others:
-        return f"onnxruntime-genai has nothing to hand in as '{decoder.others[0]}'; run the model with ONNX Runtime by itself"
+        return f"onnxruntime-genai has nothing to pass as '{decoder.others[0]}'; run the model with ONNX Runtime alone"
     return None if decoder.sizes is None else _unfit_sizes(decoder, decoder.sizes, config or {})
 
 
@@ -178,11 +178,11 @@ def _unfit_states(decoder: ServedDecoder) -> str | None:
         return f"{what}, unlike '{name}', ...; export the model with such names"
     kinds = {kind: layers for kind, (_, _, layers) in states.items()}
     if "recurrent" in kinds and kinds["recurrent"] != kinds.get("conv"):
-        what = "onnxruntime-genai takes a state of a recurrence beside that of a convolution in the same layer"
-        return f"{what}; run the model with ONNX Runtime by itself"
+        what = "onnxruntime-genai takes a state of a recurrence and that of a convolution in the same layer"
+        return f"{what}; run the model with ONNX Runtime alone"
     if "recurrent" not in kinds and not set(cached).isdisjoint(kinds.get("conv", ())):
         what = "onnxruntime-genai takes the state of a convolution in layers without keys and values alone"
-        return f"{what}; run the model with ONNX Runtime by itself"
+        return f"{what}; run the model with ONNX Runtime alone"
     return None
 
 
@@ -309,7 +309,7 @@ def _facts(decoder: ServedDecoder, config: Mapping[str, Any]) -> _Facts:
         lines.append(what if decoder.position_ids is not None else f"{what}; export it with position_ids as an input")
     if decoder.cross_keys:
         outputs = "present_key_cross_N and present_value_cross_N"
-        lines.append(f"the encoder is not written; put it beside as {ENCODER}, with outputs encoder_hidden_states, {outputs}")
+        lines.append(f"the encoder is not written; put it there as {ENCODER}, with outputs encoder_hidden_states, {outputs}")
     bos = _number(config, "bos_token_id")
     return _Facts(bos, eos, eos[0] if pad is None or not 0 <= pad < vocab_size else pad, vocab_size, length, tuple(lines))
 

@@ -46,7 +46,9 @@ def refuse_bias(spec: AttentionSpec, meaning: Meaning, context: BuildContext, *,
     if not is_buffered:
         return Reason("mask-form", "GroupQueryAttention is given a bias only where past and present are one buffer")
     if not supported(INFO.key, context.device.provider).bias_beside_lengths:
-        return Reason("mask-form", f"GroupQueryAttention is not known to take a bias beside lengths on {context.device.ep}")
+        return Reason(
+            "mask-form", f"GroupQueryAttention is not known to take a bias together with lengths on {context.device.ep}"
+        )
     if spec.unshifted:
         return Reason("unshifted-exponentials", "no maximum is subtracted from scores with a bias before exponentials are taken")
     read = [value_of(item) for bias in meaning.biases for item in elements_of(bias)]

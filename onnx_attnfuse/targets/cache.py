@@ -24,7 +24,7 @@ def refuse_cache(spec: AttentionSpec, kv_heads: Axis) -> Reason | None:
     for columns, pair in ((cache.past_axis, cache.past), (axes.j, cache.present)):
         for indexed, channels in zip(pair, (axes.h, axes.v), strict=True):
             if not is_view(indexed, cache_layout(spec, kv_heads, columns, channels)):
-                return Reason("cache-layout", f"'{indexed.value.name}' does not lie as batch, heads, positions, channels")
+                return Reason("cache-layout", f"'{indexed.value.name}' is not laid out as batch, heads, positions, channels")
     return None
 
 

@@ -49,7 +49,7 @@ def refuse(spec: AttentionSpec, meaning: Meaning, context: BuildContext) -> Reas
     if spec.softcap is not None:
         return Reason("no-softcap", "PackedMultiHeadAttention cannot cap scores by tanh")
     if spec.sink is not None:
-        return Reason("no-sink", "PackedMultiHeadAttention knows no score beside those of the keys")
+        return Reason("no-sink", "PackedMultiHeadAttention takes no scores except those of the keys")
     if spec.scale_values or spec.result_scales or spec.scale <= 0:
         return Reason("scaled-at-run-time", "PackedMultiHeadAttention takes one scale, which is a constant above 0")
     if spec.cache is not None:

@@ -134,7 +134,7 @@ def outputs_of_both(first: Source, second: Source) -> Iterator[dict[str, tuple[A
 
 def _check_trials(trials: Trials) -> None:
     if trials.cases is not None and trials.cases < 1:
-        raise OptionError(f"{trials.cases} cases tell nothing; run 1 or more")
+        raise OptionError(f"{trials.cases} cases show nothing; run 1 or more")
     for name in ("tolerance", "atol", "rtol"):
         bound = getattr(trials, name)
         if bound is not None and not bound >= 0:

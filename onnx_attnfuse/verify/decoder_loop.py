@@ -46,7 +46,7 @@ def check_decoder(before: ir.Model, after: ir.Model, loop: Loop, operators: Oper
     after = in_front(after) if loop.rotates_each_token else after
     if not is_half(before):
         return by_this_runtime(_judged(before, after, loop, operators))
-    wide = undecided("its weights are too many to judge it in float32")
+    wide = undecided("it has too many weights to run it in float32")
     if weight_bytes(before) <= _MOST_WEIGHTS:
         wide = _judged(widened(before), widened(after), loop, operators)
     if _computes_in(before, ir.DataType.BFLOAT16) or (wide.undecided is None and not wide.equal):

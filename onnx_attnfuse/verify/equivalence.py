@@ -140,7 +140,7 @@ class EquivalenceChecker:
             subgraph = with_factors(subgraph, results[: len(pairs)])
             weights = sum(sizes.evaluate(sizes.product(item.dims), {}) for item in subgraph.inputs if item.role == "weight")
             if weights > _MAX_WEIGHT_ELEMENTS:
-                return undecided(f"weights of {weights} elements are too large to judge by")
+                return undecided(f"weights of {weights} elements are too large to run")
             return self._judged(subgraph, _Origin(len(pairs), facts, opsets, functions or {}, empty))
         except Refused as refused:
             return undecided(str(refused.reason))
@@ -172,7 +172,7 @@ class EquivalenceChecker:
                 continue
             examiner = _Examiner(piece, dataclasses.replace(origin, facts=known), self._operators, rounded=self._rounds)
             verdict = by_this_runtime(examiner.verdict(choices))
-            shorter = f"axes of {', '.join(map(str, lengths))} judged shorter"
+            shorter = f"axes of {', '.join(map(str, lengths))} verified at a shorter length"
             if not verdict.equal and verdict.undecided is None:
                 return undecided(f"it differs where {shorter}: {verdict.detail}")
             if verdict.equal:
@@ -196,7 +196,7 @@ class _Examiner:
         """The verdict; of `choices` no more are made than needed."""
         if ir.DataType.BFLOAT16 in self._dtypes:
             verdict = self._trial(tolerance=TIGHT, widened=True).verdict(choices)
-            return dataclasses.replace(verdict, detail=f"{verdict.detail}; bfloat16 judged as float32")
+            return dataclasses.replace(verdict, detail=f"{verdict.detail}; bfloat16 verified as float32")
         if ir.DataType.FLOAT16 not in self._dtypes:
             return self._trial(tolerance=TIGHT).verdict(choices)
         loosely = self._trial(tolerance=LOOSE, rounded=self._rounded)
@@ -205,5 +205,5 @@ class _Examiner:
             return verdict
         again = self._trial(tolerance=TIGHT, widened=True).verdict(loosely.fitting, without=self._without_rows)
         if again.undecided is None and not again.equal:
-            return dataclasses.replace(again, detail=f"{again.detail}; equal in float16 as far as it tells, not in float32")
+            return dataclasses.replace(again, detail=f"{again.detail}; equal within the precision of float16, not in float32")
         return verdict

@@ -151,7 +151,7 @@ def check_interfaces(models: tuple[ir.Model, ir.Model]) -> None:
     if _written_in_place(second) > _as_long_as_inputs(first):
         raise ModelError(
             "the second model keeps its cache in one buffer, where that of the first grows, so that their calls differ; "
-            "run attnfuse optimize FIRST --cache shared --verify model, which judges both in a decoding loop"
+            "run attnfuse optimize FIRST --cache shared --verify model, which runs both in a decoding loop"
         )
     for what, one, other in (
         ("inputs", _names(_given(first)), _names(_given(second))),

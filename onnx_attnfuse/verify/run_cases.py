@@ -287,7 +287,7 @@ class Trial:
             if usual == len(groups) or not left:
                 break
             if is_too_large(choice):
-                self._refusal = f"a tensor of {choice.largest} elements is too large to judge by"
+                self._refusal = f"a tensor of {choice.largest} elements is too large to run"
                 continue
             found = self._tried(choice, groups[1][:_FAR_CASES] if choice.is_far else groups[usual], without=without)
             if found is not None:

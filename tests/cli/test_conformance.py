@@ -90,7 +90,7 @@ def test_a_table_that_cannot_be_used_is_one_line_and_nothing_is_written(
     other = table_of(tmp_path / "other.json", Form("MultiHeadAttention", "float32"), ep="webgpu")
     (tmp_path / "none.json").write_text("{}")
     for file, message in (
-        (other, "tells of webgpu, and the model is for cpu"),
+        (other, "is a table of webgpu, and the model is for cpu"),
         (str(tmp_path / "none.json"), "is no table of conformance"),
         (str(tmp_path / "missing.json"), "cannot read the table"),
     ):

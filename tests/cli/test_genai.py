@@ -82,7 +82,7 @@ def test_a_decoder_with_inputs_of_an_encoder_gets_no_config(model: pathlib.Path,
     onnx.save(encoded, "model.onnx")
     assert optimized("--cache", "shared", "--hf-config", config(model)) == 0
     assert made() == {"model.onnx"}
-    assert f"no {FILE}: onnxruntime-genai has nothing to hand in as 'encoded'" in capsys.readouterr().err
+    assert f"no {FILE}: onnxruntime-genai has nothing to pass as 'encoded'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("options", [("--past-length",), ()], ids=["asked for", "by the config"])
@@ -95,7 +95,7 @@ def test_whisper_s_decoder_gets_a_config_with_an_encoder(
     written = json.loads(pathlib.Path("made", FILE).read_text())["model"]
     assert (written["type"], written["encoder"]["filename"]) == ("whisper", "encoder.onnx")
     assert "past_sequence_length" in {item.name for item in onnx.load("made/model.onnx").graph.input}
-    assert "put it beside as encoder.onnx" in capsys.readouterr().err
+    assert "put it there as encoder.onnx" in capsys.readouterr().err
 
 
 def test_a_decoder_with_an_encoder_that_is_not_known_to_be_whisper_s_gets_no_config(

@@ -166,7 +166,9 @@ def test_without_room_for_a_copy_nothing_is_written(
     assert capsys.readouterr().err == f"Error: {there / 'out.onnx'} {message} the data files are shared\n"
     assert list(there.iterdir()) == []
     assert main(["optimize", str(source), "-o", str(tmp_path / "out.onnx")]) == 0
-    assert capsys.readouterr().err == f"wrote {tmp_path / 'out.onnx'}, which needs weights.bin beside it, as the source does\n"
+    assert (
+        capsys.readouterr().err == f"wrote {tmp_path / 'out.onnx'}, which needs weights.bin in its folder, as the source does\n"
+    )
     with_room(monkeypatch, 24)
     assert main(["optimize", str(source), "-o", str(there / "out.onnx")]) == 0
     assert capsys.readouterr().err == f"wrote {there / 'out.onnx'}\n"

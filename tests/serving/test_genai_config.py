@@ -152,7 +152,7 @@ def test_a_decoder_with_keys_of_an_encoder_is_whisper_s_and_has_an_encoder_besid
         "cross_past_value_names": "cross_value_%d",
     }
     (line,) = genai_config.assumed(decoder, IDS)
-    assert line.startswith("the encoder is not written; put it beside as encoder.onnx")
+    assert line.startswith("the encoder is not written; put it there as encoder.onnx")
 
 
 @pytest.mark.parametrize(
@@ -162,7 +162,7 @@ def test_a_decoder_with_keys_of_an_encoder_is_whisper_s_and_has_an_encoder_besid
         ({"past_length": "past"}, "keys and values of an encoder for each of 2 layers"),
         ({**CROSSED, "past_length": "past", "cross_keys": ("cross_key_0",)}, "for each of 2 layers"),
         ({**CROSSED, "past_length": "past", "cross_keys": ("first", "second")}, "differ in the number of the layer alone"),
-        ({**CROSSED, "past_length": "past", "others": ("encoder_mask",)}, "nothing to hand in as 'encoder_mask'"),
+        ({**CROSSED, "past_length": "past", "others": ("encoder_mask",)}, "nothing to pass as 'encoder_mask'"),
     ],
     ids=["told by a mask", "without an encoder", "keys of one layer", "other names", "a mask of the encoder's"],
 )
@@ -207,8 +207,8 @@ def test_states_of_convolutions_alone_want_the_kinds_of_layers() -> None:
     [
         ({"convolutions": (("first", "next_first"), ("second", "next_second"))}, "unlike 'first', ...; export the model"),
         ({"convolutions": (("past.0.conv", "present.1.conv"),)}, "unlike 'past.0.conv', ...; export the model"),
-        ({"recurrences": pairs("memory", 0)}, "beside that of a convolution in the same layer"),
-        ({"recurrences": pairs("memory", 0), "convolutions": pairs("conv", 2)}, "beside that of a convolution in the same layer"),
+        ({"recurrences": pairs("memory", 0)}, "and that of a convolution in the same layer"),
+        ({"recurrences": pairs("memory", 0), "convolutions": pairs("conv", 2)}, "and that of a convolution in the same layer"),
         ({"convolutions": pairs("conv", 1, 2)}, "in layers without keys and values alone"),
     ],
     ids=["other names", "other layers", "no convolution", "elsewhere", "with keys"],
@@ -238,7 +238,7 @@ def test_a_table_shorter_than_the_config_says_is_named() -> None:
         ({"sizes": dataclasses.replace(STEPS, total=40)}, "as long as the buffer .* not 40 for 48"),
         ({"mask_ends_anywhere": False}, "zeros after the text .* --padding assume-right"),
         ({"context_length": 32}, "48 positions and the model 32"),
-        ({"others": ("encoder_hidden_states",)}, "nothing to hand in as 'encoder_hidden_states'"),
+        ({"others": ("encoder_hidden_states",)}, "nothing to pass as 'encoder_hidden_states'"),
     ],
     ids=lambda item: "" if isinstance(item, str) else next(iter(item)),
 )

@@ -225,7 +225,7 @@ def test_lengths_that_are_inputs_fit_each_other() -> None:
     ("choices", "error", "message"),
     [
         ({"dim": {"x": 2}}, OptionError, "no input has a dimension called x; there are b, s, t"),
-        ({"cases": 0}, OptionError, "0 cases tell nothing"),
+        ({"cases": 0}, OptionError, "0 cases show nothing"),
         ({"tolerance": -1.0}, OptionError, "tolerance is -1.0"),
         ({"atol": float("nan")}, OptionError, "atol is nan"),
     ],
@@ -291,7 +291,7 @@ def files(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Pa
         (["a.onnx", "broken.onnx"], 2, "the second model does not load"),
         (["broken.onnx", "a.onnx"], 2, "the first model does not load"),
         (["a.onnx", "a.onnx", "--dim", "x=3"], 2, "no input has a dimension called x"),
-        (["a.onnx", "a.onnx", "--cases", "0"], 2, "0 cases tell nothing"),
+        (["a.onnx", "a.onnx", "--cases", "0"], 2, "0 cases show nothing"),
     ],
     ids=str,
 )

@@ -59,7 +59,7 @@ def test_plain_attention_and_its_fused_form_are_equal(dtype: str) -> None:
     assert verdict.equal, verdict.detail
     assert verdict.cases >= 3
     assert verdict.evidence is None
-    assert ("bfloat16 judged as float32" in verdict.detail) == (dtype == "bfloat16")
+    assert ("bfloat16 verified as float32" in verdict.detail) == (dtype == "bfloat16")
 
 
 @pytest.mark.parametrize("closed", ["-3.4028234663852886e38", "inf"])

@@ -17,7 +17,7 @@ _WITH_MASK = _FIXED + ", int64[2, 8193] mask"
 def test_what_is_equal_is_equal_with_shorter_axes(nodes: str, inputs: str) -> None:
     verdict = judged(graph(nodes, inputs=inputs))
     assert verdict.equal, verdict.detail
-    assert "judged shorter" in verdict.detail
+    assert "verified at a shorter length" in verdict.detail
 
 
 @pytest.mark.parametrize(
@@ -26,7 +26,7 @@ def test_what_is_equal_is_equal_with_shorter_axes(nodes: str, inputs: str) -> No
 def test_what_differs_is_not_called_equal(right: str, wrong: str) -> None:
     verdict = judged(graph(PLAIN + PLAIN_FUSED.replace(right, wrong), inputs=_FIXED))
     assert not verdict.equal
-    assert "judged shorter" in verdict.detail
+    assert "verified at a shorter length" in verdict.detail
 
 
 @pytest.mark.parametrize(("bound", "equal"), [(300, True), (301, False)])
@@ -40,4 +40,4 @@ def test_an_axis_stays_longer_than_what_it_is_compared_with(bound: int, equal: b
     }}"""
     verdict = judged(ir.from_onnx_text(text), frontier=("x",))
     assert verdict.equal == equal, verdict.detail
-    assert "judged shorter" in verdict.detail
+    assert "verified at a shorter length" in verdict.detail

@@ -47,7 +47,7 @@ from onnx_attnfuse.graph.uses import viewers
 from onnx_attnfuse.reasons import Refused
 from onnx_attnfuse.thresholds import LOWEST_FLOAT32, NEARLY_LOWEST
 
-_REMEDY = "--keep-outputs computes it beside the operator"
+_REMEDY = "--keep-outputs computes it a second time"
 
 
 def read_site(softmax: Softmax, facts: Facts, readers: Readers, keep_outputs: bool = False) -> AttentionSpec:

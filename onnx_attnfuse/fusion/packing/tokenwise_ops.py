@@ -20,7 +20,7 @@ def read_step(node: ir.Node, value: ir.Value, marks: Marks, tokens: Tokens) -> S
     """How a node runs on packed tokens, or the reason why it cannot be computed token by token."""
     rule = RULES.get(read_as(node))
     if rule is None or has_unknown_attribute(node) or any(True for _ in subgraphs(node)):
-        return refusal(node, "is not known to compute every token by itself")
+        return refusal(node, "is not known to work token by token")
     step = rule(node, value, marks, tokens)
     if isinstance(step, Reason):
         return step

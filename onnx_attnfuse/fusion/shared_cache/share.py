@@ -119,7 +119,7 @@ def _no_cache(graph: ir.Graph) -> str:
         inner = (item for branch in subgraphs(node) for item in branch.all_nodes())
         if is_standard(node, "If") and any(is_attention(item) or is_standard(item, "Softmax") for item in inner):
             where = f"the cache is as it was: attentions are in branches of '{label(node)}'"
-            return f"{where}, as where decoders with and without a past are merged; export the one with a past by itself"
+            return f"{where}, as where decoders with and without a past are merged; export only the one with a past"
     if any(map(is_attention, graph)):
         return (
             "no attention has a cache that could be a buffer; some are operators already, start from the model as it was exported"
@@ -393,7 +393,7 @@ def _note(decoder: ServedDecoder, first: CachedSite, *, rearranged: bool) -> str
     """A line on the cache of the model."""
     line = f"the cache of {decoder.layers} layers is one buffer, past_key_values.N to present.N, of max_sequence_length positions"
     if first.mask is None:
-        return f"{line}; '{decoder.attention_mask}', an input that was added, tells how many there are"
+        return f"{line}; '{decoder.attention_mask}', an input that was added, gives their number"
     if not rearranged:
-        return f"{line}; '{decoder.attention_mask}' tells how many there are, and padding is taken to be none or on the right"
-    return f"{line}; '{decoder.attention_mask}' tells how many there are, and padding may lie anywhere"
+        return f"{line}; '{decoder.attention_mask}' gives their number, and padding is assumed to be absent or on the right"
+    return f"{line}; '{decoder.attention_mask}' gives their number, and padding may be anywhere"

@@ -199,7 +199,7 @@ def table_for(ep: str, path: pathlib.Path | None) -> Conformance | None:
     """
     table = known(ep) if path is None else read(path)
     if table is not None and table.ep != ep:
-        raise OptionError(f"{path} tells of {table.ep}, and the model is for {ep}; choose --ep {table.ep} or another table")
+        raise OptionError(f"{path} is a table of {table.ep}, and the model is for {ep}; choose --ep {table.ep} or another table")
     return table
 
 

@@ -202,7 +202,7 @@ def why_kept(node: ir.Node) -> Reason | None:
     if has_body(node):
         return None
     if info is not None and info.packed:
-        message = f"{node.op_type} works on tokens without padding, whose number no shape tells"
+        message = f"{node.op_type} works on tokens without padding, whose number no shape gives"
         return Reason("packed", message, node.name)
     return Reason("not-decomposed", f"com.microsoft.{node.op_type} cannot be decomposed", node.name)
 

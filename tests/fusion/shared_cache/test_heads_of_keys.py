@@ -39,4 +39,4 @@ def test_one_head_of_keys_is_handed_over_once(cache: str) -> None:
 def test_keys_and_values_of_other_numbers_of_heads_keep_their_cache(heads: tuple[int, int]) -> None:
     result = onnx_attnfuse.optimize(decoder(heads=heads), ep="cpu", cache="shared")
     assert result.report.decoder is None
-    assert any("does not lie as batch, heads, positions, channels" in note for note in result.report.notes)
+    assert any("is not laid out as batch, heads, positions, channels" in note for note in result.report.notes)

@@ -148,5 +148,5 @@ def test_what_reads_an_input_of_its_own_in_each_branch_is_left() -> None:
     assert result.report.decoder is None
     assert [note for note in result.report.notes if "in branches of 'merged'" in note] == [
         "the cache is as it was: attentions are in branches of 'merged', as where decoders with and without a past are merged; "
-        "export the one with a past by itself"
+        "export only the one with a past"
     ]

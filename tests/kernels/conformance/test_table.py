@@ -138,7 +138,7 @@ def test_a_missing_file_is_told(tmp_path: pathlib.Path) -> None:
 def test_a_table_of_another_provider_is_told(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "table.json"
     path.write_text(conformance.to_json(of(WRONG)))
-    with pytest.raises(OptionError, match="tells of webgpu, and the model is for cpu; choose --ep webgpu"):
+    with pytest.raises(OptionError, match="is a table of webgpu, and the model is for cpu; choose --ep webgpu"):
         conformance.table_for("cpu", path)
     assert conformance.table_for("webgpu", path) == of(WRONG)
 
