@@ -78,6 +78,11 @@ class TrainingKernel:
     conditions: tuple[Condition, ...]
     """The conditions in the order in which they are asked; the first that is not met is the reason."""
 
+    @property
+    def key(self) -> str:
+        """The name by which it is asked for, whatever the device is."""
+        return self.name.partition(" ")[0].lower()
+
     def refuse(self, demand: Demand, device: TrainingDevice) -> Reason | None:
         """Why the kernel cannot compute an attention on a device, or None if it can."""
         if device.kind != self.device:

@@ -32,6 +32,8 @@ class TrainingSiteReport:
     """How the mask is passed."""
     own_call: bool = False
     """The attention is a call of PyTorch that the module makes itself, and that stays."""
+    deterministic: bool = True
+    """Gradients are the same bit for bit in each run, as PyTorch was switched when the graph was captured."""
     buffers: tuple[str, ...] = ()
     """Inputs whose content the attention was read with, by their names in the graph."""
     reasons: tuple[Reason, ...] = ()
@@ -50,7 +52,8 @@ class TrainingSiteReport:
         head = f"{self.name} ({details})" if details else self.name
         others = "; ".join(f"{name}: {reason}" for name, reason in self.others)
         if self.kernel is not None:
-            return f"{head}: {self.kernel}, forward and backward, {self.handed}" + (f" (not {others})" if others else "")
+            also = ", not deterministic" * (not self.deterministic) + (f" (not {others})" if others else "")
+            return f"{head}: {self.kernel}, forward and backward, {self.handed}{also}"
         why = "; ".join(map(str, self.reasons))
         return f"{head}: left as it is: {'; '.join(filter(None, [why, others]))}"
 

@@ -52,6 +52,10 @@ class Settings:
     """Flex attention where a rule says what a mask means: wherever it can be, nowhere, or None: on CUDA."""
     patterns: tuple[Any, ...] = ()
     """Patterns besides the built-in ones: files, folders, or arguments of `onnx_attnfuse.register`."""
+    kernels: tuple[str, ...] = ()
+    """Kernels to choose from, the one to be tried first in front; see `fuse`."""
+    deterministic: bool = False
+    """Only kernels whose gradients are the same bit for bit in each run; PyTorch's own switch asks for that, too."""
     verify: bool = False
     """The first step of each graph is held against the graph as it was captured, which is taken where they differ."""
 
@@ -73,7 +77,7 @@ class Settings:
             raise OptionError(f"rest is {settings.rest!r}; choose inductor, eager or another backend of torch.compile")
         if settings.policy is None:
             read_environment()
-        return settings
+        return dataclasses.replace(settings, kernels=tuple(map(known_kernel, settings.kernels)))
 
 
 def attnfuse(
@@ -210,11 +214,37 @@ class _Compiled:
             if tensor is not None
         }
         constants = {mark: functools.partial(as_array, tensor) for mark, (_, tensor) in held.items()}
-        wishes = Wishes(policy, self._settings.flex, tuple(self._settings.patterns), self._settings.rest != "eager")
+        mine, switched = self._settings, torch.are_deterministic_algorithms_enabled()
+        asked = mine.kernels, mine.deterministic or switched
+        wishes = Wishes(policy, mine.flex, tuple(mine.patterns), mine.rest != "eager", *asked)
         found = rewrite_graph(module, fakes, mode, constants, wishes)
         environment = read_environment()
         words = f" ({environment.line(policy)})" if environment.seen and self._settings.policy is None else ""
         return TrainingReport(_device_name(inputs), found.sites, words), [_Buffer(*held[mark]) for mark in found.relied]
+
+
+def known_kernel(name: str) -> str:
+    """The kernel that a name asks for; `flash 3` and `flash 4` are made PyTorch's flash attention, for the whole process.
+
+    Raises:
+        OptionError: There is no such kernel, or it is not installed.
+    """
+    attention: Any = importlib.import_module("torch.nn.attention")
+    kernel, _, version = name.lower().partition(" ")
+    others: list[str] = getattr(attention, "list_flash_attention_impls", list)()
+    versions = ["2", *(item.removeprefix("FA") for item in others)]
+    if kernel not in _KERNELS or (version and (kernel != "flash" or version not in versions)):
+        known = [*_KERNELS, *(f"flash {item}" for item in versions)]
+        raise OptionError(f"kernels names {name!r}; choose from {', '.join(known)}")
+    if version and version != "2" and attention.current_flash_attention_impl() != f"FA{version}":
+        try:
+            attention.activate_flash_attention_impl(f"FA{version}")
+        except (ImportError, RuntimeError) as error:
+            raise OptionError(f"{name} cannot be used ({error}); install it, or choose flash") from error
+    return kernel
+
+
+_KERNELS = ("flash", "cudnn", "efficient", "flex", "math")
 
 
 @functools.cache

@@ -92,7 +92,7 @@ class _Run:
             report = dataclasses.replace(
                 report, kernel=plan.kernel, handed=plan.words + ", its weights beside it" * site.beside, others=plan.others
             )
-            return dataclasses.replace(report, own_call=not plan.is_new)
+            return dataclasses.replace(report, own_call=not plan.is_new, deterministic=plan.deterministic)
         assert attempt.reason is not None
         if site.call is not None:
             return _kept(report, attempt.reason)
@@ -153,7 +153,8 @@ class _Run:
 def _kept(report: TrainingSiteReport, reason: Reason) -> TrainingSiteReport:
     """A call of the module that stays."""
     others = (("another call", reason),)
-    return dataclasses.replace(report, kernel="as PyTorch chooses", handed="the module's own call", own_call=True, others=others)
+    kept = dataclasses.replace(report, kernel="as PyTorch chooses", handed="the module's own call", own_call=True, others=others)
+    return dataclasses.replace(kept, deterministic=not torch.cuda.is_available())
 
 
 def _may_have_a_gradient(value: ir.Value) -> bool:

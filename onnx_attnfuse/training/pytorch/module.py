@@ -33,6 +33,8 @@ def fuse(
     rest: str = "inductor",
     flex: bool | None = None,
     patterns: Sequence[Any] = (),
+    kernels: Sequence[str] = (),
+    deterministic: bool = False,
     verify: bool = False,
 ) -> _Module:
     """Fuses the attention of a module, forward and backward, wherever it is called from now on.
@@ -49,6 +51,10 @@ def fuse(
         rest: The backend of torch.compile for everything else; `eager` leaves it alone.
         flex: Flex attention where a rule says what a mask means: wherever it can be, nowhere, or None: on CUDA.
         patterns: Patterns besides the built-in ones, by the same files and objects that `onnx_attnfuse.optimize` takes.
+        kernels: The kernels to choose from, the one to be tried first in front: `flash`, `cudnn`, `efficient`, `flex`, `math`.
+            `flash 3` and `flash 4` are versions that PyTorch can activate; another attention than these take stays.
+        deterministic: Only kernels whose gradients are the same bit for bit in each run; on CUDA, flash and efficient are so
+            under `torch.use_deterministic_algorithms(True)`, which asks for it by itself.
         verify: The first step of each graph is run without fusing as well; where results or gradients differ, nothing is fused.
             That step takes the time and the memory of the module as it is, and of a copy of its parameters.
 
@@ -59,7 +65,8 @@ def fuse(
         OptionError: There is no such backend or pattern, or an axis of an argument that is not there.
     """
     load(Options(patterns=tuple(patterns)))
-    options = {"rest": rest, "policy": policy, "flex": flex, "patterns": tuple(patterns), "verify": verify}
+    asked = {"kernels": tuple(kernels), "deterministic": deterministic, "verify": verify}
+    options = {"rest": rest, "policy": policy, "flex": flex, "patterns": tuple(patterns), **asked}
     Settings.of(options)
     module.compile(backend=attnfuse, options=options)
     reports = Reports()

@@ -72,7 +72,7 @@ def attention(
     if is_causal:
         scores = scores.masked_fill(torch.ones(rows, keys, dtype=torch.bool).tril().logical_not(), -math.inf)
     if attn_mask is not None and attn_mask.dtype == torch.bool:
-        scores = scores.masked_fill(attn_mask.logical_not(), -math.inf)
+        scores = torch.where(attn_mask, scores, -math.inf)
     elif attn_mask is not None:
         scores = scores + attn_mask
     weights = torch.softmax(scores, -1).to(query.dtype)

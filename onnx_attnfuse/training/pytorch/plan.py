@@ -7,6 +7,7 @@ import math
 from typing import Any, Literal
 
 import onnx_ir as ir
+import torch
 
 from onnx_attnfuse.attention.axes.factors import length
 from onnx_attnfuse.attention.masks.classify import Meaning, split_mask
@@ -22,7 +23,7 @@ from onnx_attnfuse.reasons import Reason, Refused
 from onnx_attnfuse.thresholds import MASKS_APART, ORDINARY
 from onnx_attnfuse.training.differentiable import check_differentiable
 from onnx_attnfuse.training.fully_masked_rows import swallows_from, treatment
-from onnx_attnfuse.training.kernels import CPU_FLASH, EFFICIENT, FLASH, Demand, TrainingDevice, TrainingKernel
+from onnx_attnfuse.training.kernels import CPU_FLASH, CUDNN, EFFICIENT, FLASH, Demand, TrainingDevice, TrainingKernel
 from onnx_attnfuse.training.pytorch.runtime_calls import PLAIN, wide_enough
 from onnx_attnfuse.training.pytorch.sites import CapturedSite
 
@@ -33,7 +34,6 @@ Rows = Literal["none", "zero", "void", "replaced", "shifted", "added", "infinite
 """Correction of rows without a key: none, as there are none; they are 0, or NaN, where scores are replaced; equal weights, where
 scores are replaced by a number; the scores as they were; equal weights, where a number is added; NaN there; a call of their
 own."""
-_KERNELS = {"flash": "FLASH_ATTENTION", "efficient": "EFFICIENT_ATTENTION", "flash (CPU)": "FLASH_ATTENTION", "math": "MATH"}
 _LEAST_FLEX = 16
 LEAST_WEIGHT = -745.0
 """Below this an exponential is 0 in any type."""
@@ -52,6 +52,10 @@ class Wishes:
     """Patterns besides the built-in ones, as `Options` has them."""
     compiled: bool = False
     """The graph is compiled as a whole afterwards."""
+    kernels: tuple[str, ...] = ()
+    """The kernels to choose from, by name, the one to be tried first in front; none: as the policy has it."""
+    deterministic: bool = False
+    """Gradients are to be the same bit for bit in each run."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,6 +71,8 @@ class CallPlan:
     """Faster kernels that do not run it, and why."""
     is_new: bool = True
     """Something is replaced; else it is the call that the module makes itself."""
+    deterministic: bool = True
+    """Gradients are the same bit for bit in each run."""
 
     @property
     def words(self) -> str:
@@ -147,31 +153,43 @@ class Planner:
             dropout=site.dropout,
             bias_gradient=trained and form == "bias",
         )
-        found = others
+        found, wishes = others, self._wishes
+        is_new |= bool(wishes.kernels) or (wishes.deterministic and self._device.kind == "cuda")
         order = self._order()
+        allowed = [kernel for kernel in order if self._off(kernel) is None]
+        math_too = not wishes.kernels or MATH in wishes.kernels
+        names = (*(kernel.backend for kernel in allowed), *["MATH"] * math_too)
+        restricted = len(allowed) < len(order) or wishes.policy.wishes or wishes.kernels
         for kernel in order:
-            reason = kernel.refuse(demand, self._device) if self._switch(kernel) is not False else None
-            if self._switch(kernel) is False:
-                reason = Reason("switched-off", "it is switched off")
+            reason = self._off(kernel) or kernel.refuse(demand, self._device)
             if reason is None:
-                return CallPlan(form, rows, kernel.name, self._allowed(order), found, is_new)
+                return CallPlan(form, rows, kernel.name, names if restricted else (), found, is_new, is_deterministic(kernel))
             found = (*found, (kernel.name, reason))
-        is_plain = self._device.kind == "cpu" and site.spec.dtype not in HALVES
-        return CallPlan(form, rows, MATH, PLAIN if is_plain else self._allowed(order), found, is_new)
+        if not math_too:
+            raise Refused("no-such-kernel", "; ".join(f"{name}: {reason}" for name, reason in found))
+        is_plain = self._device.kind == "cpu" and site.spec.dtype not in HALVES and site.call is None
+        return CallPlan(form, rows, MATH, PLAIN if is_plain else names if restricted else (), found, is_new)
 
     def _order(self) -> list[TrainingKernel]:
         """The kernels of the device, those that are asked for first."""
-        here = [kernel for kernel in (FLASH, EFFICIENT, CPU_FLASH) if kernel.device == self._device.kind]
-        return sorted(here, key=lambda kernel: not self._switch(kernel))
+        names = self._wishes.kernels
+        usual = (FLASH, *([CUDNN] if "cudnn" in names else []), EFFICIENT, CPU_FLASH)
+        here = [kernel for kernel in usual if kernel.device == self._device.kind]
+        return sorted(here, key=lambda kernel: names.index(kernel.key) if kernel.key in names else not self._switch(kernel))
 
     def _switch(self, kernel: TrainingKernel) -> bool | None:
         policy = self._wishes.policy
         return {"flash": policy.flash, "efficient": policy.efficient}.get(kernel.switch or "")
 
-    def _allowed(self, order: list[TrainingKernel]) -> tuple[str, ...]:
-        if self._wishes.policy.flash is None and self._wishes.policy.efficient is None:
-            return ()
-        return (*(_KERNELS[kernel.name] for kernel in order if self._switch(kernel) is not False), _KERNELS[MATH])
+    def _off(self, kernel: TrainingKernel) -> Reason | None:
+        """Why a kernel is not wanted, whatever it can."""
+        names = self._wishes.kernels
+        if self._switch(kernel) is False or (names and kernel.key not in names):
+            return Reason("switched-off", "it is switched off")
+        if self._wishes.deterministic and not is_deterministic(kernel):
+            remedy = " unless torch.use_deterministic_algorithms(True) is called" if kernel.determinism == "if asked" else ""
+            return Reason("not-deterministic", f"its gradients differ from run to run{remedy}")
+        return None
 
     def _form(self, spec: AttentionSpec, meaning: Meaning) -> Form:
         """How the mask is passed.
@@ -272,9 +290,10 @@ class Planner:
         pays = (rules and not plain) or spec.softcap is not None
         if not pays or any(isinstance(item, Other) for item in meaning.predicates):
             return Reason("fastest", "it is no faster for this mask")
-        wanted = self._wishes.flex if self._wishes.flex is not None else self._device.kind == "cuda"
+        asked = FLEX in self._wishes.kernels if self._wishes.kernels else self._wishes.flex
+        wanted = asked if asked is not None else self._device.kind == "cuda"
         if not wanted:
-            off = self._wishes.flex is False
+            off = asked is False
             return Reason("switched-off", "it is switched off") if off else Reason("other-device", "it runs on cuda")
         if spec.sink is not None:
             return Reason("sink", "it has no score without a value")
@@ -310,6 +329,12 @@ class Planner:
         if rows not in {"replaced", "added"}:
             raise Refused("mixed-mask", "fully masked rows do not get equal weights")
         return rows
+
+
+def is_deterministic(kernel: TrainingKernel) -> bool:
+    """Whether a kernel gives the same gradients in each run, as PyTorch is switched now."""
+    asked = torch.are_deterministic_algorithms_enabled() and not torch.is_deterministic_algorithms_warn_only_enabled()
+    return kernel.determinism == "always" or (kernel.determinism == "if asked" and asked)
 
 
 def _guarded(*, infinite: bool) -> Rows:
