@@ -240,7 +240,7 @@ def _status(report: Report, wanted: _Wanted, model: str = "") -> Exit:
         echo(f"{about}{rewrites} differed in verification and {verb} undone; {left}", err=True)
         return Exit.DIFFERS
     if report.unshared is not None:
-        echo(f"{about}--cache shared asks for one buffer: {report.unshared}", err=True)
+        echo(f"{about}--cache shared was not applied: {report.unshared}", err=True)
         return Exit.TOO_FEW
     if wanted.require_all and not report.candidates:
         echo(f"{about}no attention was found, --require-all asks for some; `attnfuse explain -v` lists what was read", err=True)

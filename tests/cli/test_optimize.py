@@ -69,8 +69,8 @@ def test_a_cache_that_is_shared_is_told(tmp_path: pathlib.Path, capsys: pytest.C
 
 def test_a_model_without_a_cache_is_fused_as_usual(model: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["optimize", str(model), "--cache", "shared", "-q", "--report", str(model.with_suffix(".json"))]) == 1
-    why = "no attention has a cache that could be a buffer"
-    assert capsys.readouterr().err == f"Error: --cache shared asks for one buffer: {why}\n"
+    why = "no attention takes past keys and values as inputs and returns them as outputs; export the decoder with its past"
+    assert capsys.readouterr().err == f"Error: --cache shared was not applied: {why}\n"
     assert json.loads(model.with_suffix(".json").read_text())["unshared"] == why
     assert "MultiHeadAttention" in op_types(model.with_name("model.attnfuse.onnx"))
 

@@ -60,6 +60,7 @@ from onnx_attnfuse.verify.verdict import Verified
 _TARGET = next(item for item in TARGETS if item.INFO.key == target.INFO.key)
 _SHARING = Subject("sharing the buffer of the cache")
 _PARTS = 2
+_NONE = "no attention takes past keys and values as inputs and returns them as outputs"
 """The past, and the appended values."""
 
 
@@ -114,20 +115,18 @@ def share_cache(
 
 
 def _no_cache(graph: ir.Graph) -> str:
-    """Why no attention of a graph has a cache that could be a buffer, as far as that is known."""
+    """Why no cache of a graph can be a buffer, as far as that is known."""
     for node in graph:
         inner = (item for branch in subgraphs(node) for item in branch.all_nodes())
         if is_standard(node, "If") and any(is_attention(item) or is_standard(item, "Softmax") for item in inner):
             where = f"the cache is as it was: attentions are in branches of '{label(node)}'"
             return f"{where}, as where decoders with and without a past are merged; export only the one with a past"
     if any(map(is_attention, graph)):
-        return (
-            "no attention has a cache that could be a buffer; some are operators already, start from the model as it was exported"
-        )
+        return f"{_NONE}; some are operators already, start from the model as it was exported"
     if (latent := next(filter(None, map(_appended, graph)), None)) is not None:
         what = f"'{latent.name}' is appended to, and keys and values are computed from all of it, as from latents (MLA)"
-        return f"no attention has a cache that could be a buffer: {what}"
-    return "no attention has a cache that could be a buffer"
+        return f"{_NONE}: {what}"
+    return f"{_NONE}; export the decoder with its past"
 
 
 def _appended(node: ir.Node) -> ir.Value | None:
