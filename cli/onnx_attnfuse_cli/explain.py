@@ -19,7 +19,7 @@ from onnx_attnfuse_cli.policy import policy_options
 from onnx_attnfuse_cli.progress import progress_bar
 from onnx_attnfuse_cli.show import show, start_logging
 
-_FIELDS = (
+FIELDS = (
     "ep arch onnxruntime padding cache dequantise_attention dim same target assume cuda_graph conformance always keep_outputs "
     "patterns skip_patterns only_patterns"
 ).split()
@@ -87,7 +87,7 @@ def _print_code(ctx: click.Context, parameter: click.Parameter, code: str | None
     help="Explain a reason code or a family of codes, with what to do, and do nothing else.",
 )
 @derived_options(_Wanted)
-@derived_options(only=_FIELDS)
+@derived_options(only=FIELDS)
 @policy_options
 @click.pass_context
 def command(context: click.Context, *, model: pathlib.Path, **chosen: Any) -> int:

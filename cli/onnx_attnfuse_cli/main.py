@@ -26,6 +26,7 @@ from onnx_attnfuse_cli.suggestions import Group, reported
 _COMMANDS = {
     "optimize": "onnx_attnfuse_cli.optimize",
     "explain": "onnx_attnfuse_cli.explain",
+    "view": "onnx_attnfuse_cli.view",
     "patterns": "onnx_attnfuse_cli.patterns",
     "kernels": "onnx_attnfuse_cli.kernels",
     "bench": "onnx_attnfuse_cli.bench",

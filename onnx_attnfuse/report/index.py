@@ -7,22 +7,25 @@ import os
 import pathlib
 import urllib.parse
 from collections.abc import Mapping
+from typing import Literal
 
 from onnx_attnfuse.report.files import write_text
 from onnx_attnfuse.report.grouping import last_line
 from onnx_attnfuse.report.html import templates
 from onnx_attnfuse.report.model import Report
 
+Verb = Literal["fused", "would fuse"]
+
 
 @dataclasses.dataclass(frozen=True)
 class _Entry:
     title: str
     report: Report | None
+    verb: Verb
 
     @property
     def href(self) -> str:
-        """The page of the model as a URL, byte by byte, as a name of a file need not be UTF-8."""
-        return urllib.parse.quote(os.fsencode(pathlib.PurePosixPath(self.title).with_suffix(".html")))
+        return href(self.title)
 
     @property
     def status(self) -> str:
@@ -33,14 +36,20 @@ class _Entry:
 
     @property
     def verdict(self) -> str:
-        return "could not be done" if self.report is None else last_line(self.report, "fused")
+        return "could not be done" if self.report is None else last_line(self.report, self.verb)
 
 
-def index(reports: Mapping[str, Report | None]) -> str:
+def href(title: str) -> str:
+    """The page of a model as a URL, byte by byte, as a name of a file need not be UTF-8."""
+    return urllib.parse.quote(os.fsencode(pathlib.PurePosixPath(title).with_suffix(".html")))
+
+
+def index(reports: Mapping[str, Report | None], verb: Verb = "fused") -> str:
     """Makes the page.
 
     Args:
         reports: By name of the model, a path below the folder of the page; None for one that could not be done.
+        verb: What was done, in the lines on models.
 
     Returns:
         A complete HTML document; the page of a model is expected beside it, under the model's name with `.html`.
@@ -53,7 +62,8 @@ def index(reports: Mapping[str, Report | None]) -> str:
         templates()
         .get_template("index.html")
         .render(
-            entries=[_Entry(title, report) for title, report in reports.items()],
+            entries=[_Entry(title, report, verb) for title, report in reports.items()],
+            verb=verb,
             done=len(done),
             fused=sum(report.fused for report in done),
             candidates=sum(report.candidates for report in done),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import pathlib
 import shutil
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -15,6 +16,7 @@ from playwright.sync_api import Browser, Page, sync_playwright
 
 import onnx_attnfuse
 from onnx_attnfuse.report.index import write_index
+from onnx_attnfuse_cli.view import Server
 from tests.support.bundled import BUNDLED, name_of
 
 _SHOTS = pathlib.Path(__file__).parents[2] / "build" / "screenshots"
@@ -156,6 +158,40 @@ def test_it_prints_whole(pages: pathlib.Path, browser: Browser) -> None:
     assert clipped == 0
     page.screenshot(path=_SHOTS / "llama-print.png", full_page=True)
     page.context.close()
+
+
+def test_a_search_leaves_what_it_finds(pages: pathlib.Path, browser: Browser) -> None:
+    """By status, by operator, and by the text of a reason on the card itself."""
+    page, heard = opened(browser, pages / "t5__dyn18__eager.html", "narrow")
+    every = page.locator("article:visible").count()
+    shown: dict[str, int] = {}
+    for words in ("", "fused", "decoder encdec", "no such words"):
+        page.locator("#find").fill(words)
+        shown[words] = page.locator("article:visible").count()
+        assert page.locator(".contents li:visible").count() == shown[words]
+    assert every > 1
+    assert list(shown.values()) == [every, every, 1, 0]
+    assert heard == []
+    page.context.close()
+
+
+def test_the_view_serves_the_pages_and_nothing_is_asked_for_elsewhere(pages: pathlib.Path, browser: Browser) -> None:
+    with Server() as server:
+        server.pages = {f"/{path.name}": path.read_bytes() for path in pages.glob("*.html")}
+        server.pages = {**server.pages, "/": server.pages["/index.html"]}
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        page = browser.new_context(**_SCREENS["light"]).new_page()
+        asked: list[str] = []
+        page.on("request", lambda request: asked.append(request.url))
+        page.on("console", lambda message: asked.append(message.text))
+        page.goto(server.url)
+        page.locator("#find").fill("swin")
+        page.get_by_role("link", name="swin__dyn18__sdpa.onnx").click()
+        assert page.locator("h1").inner_text() == "swin__dyn18__sdpa.onnx"
+        assert page.locator("article").count() > 0
+        assert all(url.startswith((server.url, "data:")) for url in asked), asked
+        page.context.close()
+        server.shutdown()
 
 
 def test_an_index_leads_to_the_pages(pages: pathlib.Path, browser: Browser) -> None:

@@ -19,6 +19,20 @@
       try { localStorage.setItem("attnfuse-theme", theme); } catch (error) { /* shown all the same */ }
     });
   });
+  document.addEventListener("DOMContentLoaded", function () {
+    var find = document.getElementById("find");
+    if (!find) { return; }
+    find.hidden = false;
+    find.addEventListener("input", function () {
+      var words = find.value.toLowerCase().split(/\s+/);
+      document.querySelectorAll(".contents li").forEach(function (item) {
+        var link = item.querySelector("a[href^='#']"), card = link && document.querySelector(link.getAttribute("href"));
+        var text = (item.textContent + (card ? card.textContent : "")).toLowerCase();
+        item.hidden = !words.every(function (word) { return text.indexOf(word) >= 0; });
+        if (card) { card.hidden = item.hidden; }
+      });
+    });
+  });
   window.addEventListener("beforeprint", function () {
     document.querySelectorAll("details").forEach(function (item) { item.open = true; });
   });
