@@ -32,7 +32,7 @@ def keep_apart(graph: GraphContext) -> int:
             continue
         if _is_of_root(node):
             with graph.rewrite(node, _WRITING) as edit:
-                quotient = builder.elementwise("Div", [builder.scalar(1.0, dtype), *operands], dtype)
+                quotient = builder.elementwise("Div", [builder.scalar(1.0, dtype), *operands])
                 edit.replace([(node.outputs[0], quotient)], operands)
                 done += 1
             continue
@@ -45,7 +45,7 @@ def keep_apart(graph: GraphContext) -> int:
                 builder.expand(value, dims, [True] * len(dims)) if place in places else value
                 for place, value in enumerate(operands)
             ]
-            edit.replace([(node.outputs[0], builder.elementwise(node.op_type, whole, dtype))], operands)
+            edit.replace([(node.outputs[0], builder.elementwise(node.op_type, whole))], operands)
             done += 1
     return done
 

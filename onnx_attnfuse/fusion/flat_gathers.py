@@ -29,10 +29,10 @@ def flatten_indices(graph: GraphContext) -> int:
         if found is None:
             continue
         data, indices, rest = found
-        lengths, dtype = dims_of(builder, indices), facts.dtype(data)
+        lengths = dims_of(builder, indices)
         with graph.rewrite(node, _FLATTENING) as edit:
             flat = builder.reshape(indices, (math.prod(lengths),))
-            rows = builder.node("Gather", [data, flat], {"axis": 0}, dims=(*dims_of(builder, flat), *rest), dtype=dtype)
+            rows = builder.node("Gather", [data, flat], {"axis": 0})
             edit.replace([(node.outputs[0], builder.reshape(rows, (*lengths, *rest)))], [data, indices])
             done += 1
     return done

@@ -190,16 +190,7 @@ def _again(step: _Step, value: ir.Value, builder: Builder) -> ir.Value:
 
 def _copied(node: ir.Node, inputs: Sequence[ir.Value | None], builder: Builder, value: ir.Value, step: _Step) -> ir.Value:
     """A node like another on other inputs."""
-    facts, old = builder.facts, node.outputs[0]
-    return builder.node(
-        node.op_type,
-        inputs,
-        attributes(node),
-        domain=node.domain,
-        dims=facts.dims(old) if step.is_view else facts.dims(value),
-        dtype=facts.dtype(old),
-        hint=f"{node.name or node.op_type}/moved",
-    )
+    return builder.node(node.op_type, inputs, attributes(node), domain=node.domain, hint=f"{node.name or node.op_type}/moved")
 
 
 def _above(operand: ir.Value, facts: Facts) -> list[_Step]:

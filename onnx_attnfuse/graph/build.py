@@ -99,8 +99,8 @@ class Builder:
             inputs: Its inputs, None for one that is left out.
             attributes: Its attributes.
             domain: Its domain.
-            dims: Shape of the output.
-            dtype: Element type of the output.
+            dims: Shape of the output; by default that which the rule of the operator gives.
+            dtype: Element type of the outputs; by default likewise.
             hint: Name of the node, made unique; with it the node is always a new one.
             outputs: How many outputs it has.
         """
@@ -113,12 +113,14 @@ class Builder:
         assert self.anchor is not None
         name = self.name(hint or f"attnfuse/{op}")
         node = ir.node(op, inputs, attributes, domain=domain, name=name, num_outputs=outputs)
+        self.graph.insert_before(self.anchor, node)
+        shape, element = self.facts.infer(node) if dims is None or dtype is None else (None, None)
+        dims, dtype = shape if dims is None else dims, element if dtype is None else dtype
         for item in node.outputs:
             item.name = self.name(f"{name}_output")
             if dtype is not None:
                 item.dtype = dtype
         output = node.outputs[0]
-        self.graph.insert_before(self.anchor, node)
         self.facts.record(output, dims, dtype)
         if dims is not None:
             output.shape = ir.Shape([dim if isinstance(dim, int) else None for dim in dims])
@@ -242,15 +244,15 @@ class Builder:
         inputs = [self.constant(np.asarray(0)), self.reshape(self.shape([size]), []), self.constant(np.asarray(1))]
         return self.node("Range", inputs, dims=[size], dtype=ir.DataType.INT64)
 
-    def elementwise(self, op: str, inputs: Sequence[ir.Value], dtype: ir.DataType | None) -> ir.Value:
+    def elementwise(self, op: str, inputs: Sequence[ir.Value], dtype: ir.DataType | None = None) -> ir.Value:
         """An operator that broadcasts its inputs; a comparison that the opset lacks is the opposite of its opposite."""
         if op in _OPPOSITES and self.opset < _COMPARED_SINCE:
-            return self.elementwise("Not", [self.elementwise(_OPPOSITES[op], inputs, dtype)], dtype)
+            return self.elementwise("Not", [self.elementwise(_OPPOSITES[op], inputs)])
         return self.node(op, inputs, dims=broadcast([self.facts.dims(value) for value in inputs]), dtype=dtype)
 
     def logical(self, op: str, values: Sequence[ir.Value]) -> ir.Value:
         """`And` or `Or` of one or more truth values."""
-        return functools.reduce(lambda left, right: self.elementwise(op, [left, right], ir.DataType.BOOL), values)
+        return functools.reduce(lambda left, right: self.elementwise(op, [left, right]), values)
 
     def reduce(self, op: str, value: ir.Value, axes: Sequence[int], *, keep: bool = True) -> ir.Value:
         """`value` reduced along `axes` by an operator, `ReduceMax` for one; they stay with length 1, or go."""

@@ -24,7 +24,7 @@ from onnx_attnfuse.graph import sizes
 from onnx_attnfuse.graph.calls import Calls
 from onnx_attnfuse.graph.constants import constant_array, has_unknown_attribute, subgraphs
 from onnx_attnfuse.graph.equal_sizes import have_new_positions, in_equal_sizes, pasts, said, solved, with_equal
-from onnx_attnfuse.graph.facts_view import Content, Dims
+from onnx_attnfuse.graph.facts_view import Content, Dims, Known, Unnoted
 from onnx_attnfuse.graph.ops import CONTRIB, is_standard, read_as
 from onnx_attnfuse.graph.rules import CONTENTS, infer_dtype, shape_rule
 from onnx_attnfuse.graph.sizes import Dim, Size
@@ -285,6 +285,14 @@ class Facts:
             for pair in (pair for pair in enforced[0] if all(pair in other for other in enforced)):
                 self._note(*pair, rests_on_masks=any(other[pair] for other in enforced))
         self._read_node(node, readable=read_as(node)[0] in _DOMAINS and not has_unknown_attribute(node))
+
+    def infer(self, node: ir.Node) -> tuple[Dims | None, ir.DataType | None]:
+        """The shape and the element type of the first result of a new node, from those of its inputs."""
+        if read_as(node)[0] not in _DOMAINS:
+            return None, None
+        unnoted, rule = cast("Known", Unnoted(self)), shape_rule(node)
+        shapes = None if rule is None else self._ruled(lambda item, _: rule(item, unnoted), node)
+        return shapes[0] if shapes else None, infer_dtype(node, 0, unnoted)
 
     def _read_loop(self, node: ir.Node, body: ir.Graph) -> None:
         """Reads the body of a Loop: a state without a declared shape has the one that it begins with, on axes that keep it."""

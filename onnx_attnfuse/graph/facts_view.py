@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import onnx_ir as ir
 
@@ -68,6 +68,21 @@ class Known(Protocol):
     def spread(self, dim: Dim, size: Dim) -> None:
         """Notes that an axis of length `dim` is repeated to `size` where it is 1 at run time."""
         ...
+
+
+class Unnoted:
+    """Facts as rules see them, of a node that is new: what its operator implies of sizes is left, as it is known already."""
+
+    def __init__(self, facts: Known) -> None:
+        self._facts = facts
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._facts, name)
+
+    def meet(self, left: Dim, right: Dim) -> None:
+        """Notes nothing."""
+
+    enforce = contract = fit = spread = meet
 
 
 def broadcast(shapes: Sequence[Dims | None], facts: Known | None = None, *, exactly: bool = False) -> Dims | None:

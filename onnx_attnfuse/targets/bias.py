@@ -80,7 +80,7 @@ class BiasEmitter:
         assert together is not None
         together = self._canonical(together)
         some = self._builder.holds_along(together.value, [3])
-        return IndexedValue(self._builder.elementwise("Not", [some], ir.DataType.BOOL), (*together.axes[:3], ()))
+        return IndexedValue(self._builder.elementwise("Not", [some]), (*together.axes[:3], ()))
 
     def full(self, compact: IndexedValue, *, broadcasts: bool = True) -> ir.Value:
         """The bias with both matrix axes at full length, as MultiHeadAttention demands.
@@ -161,7 +161,7 @@ class BiasEmitter:
         condition = step.condition.refined()
         value = self._builder.cast(condition.value, ir.DataType.BOOL)
         if not step.keep_where:
-            value = self._builder.elementwise("Not", [value], ir.DataType.BOOL)
+            value = self._builder.elementwise("Not", [value])
         return IndexedValue(value, condition.axes)
 
     def _term(self, indexed: IndexedValue, gain: float) -> IndexedValue:
@@ -185,9 +185,7 @@ class BiasEmitter:
 
     def _with_scalar(self, op: str, indexed: IndexedValue, number: float) -> IndexedValue:
         dtype = self._builder.facts.dtype(indexed.value)
-        return IndexedValue(
-            self._builder.elementwise(op, [indexed.value, self._builder.scalar(number, dtype)], dtype), indexed.axes
-        )
+        return IndexedValue(self._builder.elementwise(op, [indexed.value, self._builder.scalar(number, dtype)]), indexed.axes)
 
     def _filled(
         self, total: IndexedValue | None, condition: IndexedValue, keep_where: bool, fill: float | None = None
@@ -203,19 +201,19 @@ class BiasEmitter:
             kept, total = self._alike(kept, total)
         number = self._builder.scalar(-largest(dtype) if fill is None else fill, dtype)
         chosen = [total.value, number] if keep_where else [number, total.value]
-        return IndexedValue(self._builder.elementwise("Where", [kept.value, *chosen], dtype), _union(kept.axes, total.axes))
+        return IndexedValue(self._builder.elementwise("Where", [kept.value, *chosen]), _union(kept.axes, total.axes))
 
     def _above(self, total: IndexedValue, low: float) -> IndexedValue:
         """Where a mask lies above a floor."""
         dtype = self._builder.facts.dtype(total.value) or self._dtype
-        above = self._builder.elementwise("Greater", [total.value, self._builder.scalar(low, dtype)], ir.DataType.BOOL)
+        above = self._builder.elementwise("Greater", [total.value, self._builder.scalar(low, dtype)])
         return IndexedValue(above, total.axes)
 
     def _floored(self, total: IndexedValue, low: float) -> IndexedValue:
         """A mask whose numbers at a floor or below become the floor."""
         dtype = self._builder.facts.dtype(total.value) or self._dtype
         chosen = [self._above(total, low).value, total.value, self._builder.scalar(low, dtype)]
-        return IndexedValue(self._builder.elementwise("Where", chosen, dtype), total.axes)
+        return IndexedValue(self._builder.elementwise("Where", chosen), total.axes)
 
     def _binary(self, op: str, left: IndexedValue, right: IndexedValue) -> IndexedValue:
         left, right = self._alike(left, right)
@@ -224,7 +222,7 @@ class BiasEmitter:
             wider = max((dtype for dtype in dtypes if dtype is not None), key=_bits)
             left, right = (IndexedValue(self._builder.cast(indexed.value, wider), indexed.axes) for indexed in (left, right))
             dtypes = [wider]
-        value = self._builder.elementwise(op, [left.value, right.value], dtypes[0])
+        value = self._builder.elementwise(op, [left.value, right.value])
         return IndexedValue(value, _union(left.axes, right.axes))
 
     def _alike(self, left: IndexedValue, right: IndexedValue) -> tuple[IndexedValue, IndexedValue]:

@@ -80,7 +80,7 @@ def buffered_bias(spec: AttentionSpec, meaning: Meaning, context: BuildContext, 
     compact = emitter.compact(spec.mask)
     if context.bounds.lowest(spec.mask) == -math.inf:  # a row of padding would be NaN, and what later layers cache of it
         lowest = builder.scalar(-largest(spec.dtype), spec.dtype)
-        value = builder.elementwise("Max", [compact.value, lowest], spec.dtype)
+        value = builder.elementwise("Max", [compact.value, lowest])
         compact = dataclasses.replace(compact, value=value)
     value, batch = emitter.full(compact), length(spec.axes.b)
     for order, axis in ((places.columns, _COLUMNS), (places.rows, _ROWS)):
@@ -96,7 +96,5 @@ def _reordered(builder: Builder, value: ir.Value, order: ir.Value, axis: int, ba
     perm = [0, axis, *rest]
     turned = builder.transpose(value, perm)
     at = builder.reshape(order, [*dims_of(builder, order), 1])
-    found = builder.node(
-        "GatherND", [turned, at], {"batch_dims": 1}, dims=dims_of(builder, turned), dtype=builder.facts.dtype(value)
-    )
+    found = builder.node("GatherND", [turned, at], {"batch_dims": 1})
     return builder.transpose(found, [perm.index(place) for place in range(len(perm))])

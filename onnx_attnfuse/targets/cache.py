@@ -59,7 +59,7 @@ def is_single(builder: Builder, spec: AttentionSpec) -> ir.Value:
 
 
 def _at_most(builder: Builder, dim: Dim, most: int) -> ir.Value:
-    seen = builder.elementwise("LessOrEqual", [builder.shape([dim]), builder.constant([most])], ir.DataType.BOOL)
+    seen = builder.elementwise("LessOrEqual", [builder.shape([dim]), builder.constant([most])])
     return builder.reshape(seen, [])
 
 

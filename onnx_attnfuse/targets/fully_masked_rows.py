@@ -25,14 +25,7 @@ from onnx_attnfuse.attention.masks.fully_masked import (
     sees_a_key,
     takes_rows_level,
 )
-from onnx_attnfuse.attention.spec import (
-    Added,
-    AttentionSpec,
-    Floored,
-    MaskStep,
-    Replaced,
-    RowRule,
-)
+from onnx_attnfuse.attention.spec import Added, AttentionSpec, Floored, MaskStep, Replaced, RowRule
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.dtypes import largest
 from onnx_attnfuse.reasons import Refused
@@ -41,14 +34,7 @@ from onnx_attnfuse.targets.bias import BiasEmitter, is_infinite
 from onnx_attnfuse.targets.fp16_sums import adds_in_float32, check_half_sums, check_narrowed_sums, lowest_of, rounds_to_half
 from onnx_attnfuse.targets.masked_row_fixups import Refill
 from onnx_attnfuse.targets.masked_row_predicates import at_zero, chosen_above, chosen_in, level_rows, no_key, raised_in
-from onnx_attnfuse.thresholds import (
-    ABSORBS,
-    ABSORBS_HALF,
-    LEAST_EXPONENT,
-    LEVELS_HALF,
-    LOWEST_FLOAT32,
-    ROUNDS_HALF,
-)
+from onnx_attnfuse.thresholds import ABSORBS, ABSORBS_HALF, LEAST_EXPONENT, LEVELS_HALF, LOWEST_FLOAT32, ROUNDS_HALF
 
 
 @dataclasses.dataclass(frozen=True)
@@ -309,9 +295,7 @@ def _zeroing(rows: Rows, fully_masked: IndexedValue, builder: Builder) -> Rows:
     """Further rows whose queries are set to zero; all tests are laid out alike."""
     if rows.zero_query is not None:
         axes = tuple(one or other for one, other in zip(rows.zero_query.axes, fully_masked.axes, strict=True))
-        fully_masked = IndexedValue(
-            builder.elementwise("Or", [rows.zero_query.value, fully_masked.value], ir.DataType.BOOL), axes
-        )
+        fully_masked = IndexedValue(builder.elementwise("Or", [rows.zero_query.value, fully_masked.value]), axes)
     return dataclasses.replace(rows, zero_query=fully_masked)
 
 
@@ -327,7 +311,7 @@ def _kept_rows(rule: RowRule, condition: IndexedValue, spec: AttentionSpec, mean
         raise Refused("weights-zeroed", f"the weights are set to 0 by '{name}', which is not the mask of the scores")
     value = builder.cast(condition.value, ir.DataType.BOOL)
     if not rule.keep_where:
-        value = builder.elementwise("Not", [value], ir.DataType.BOOL)
+        value = builder.elementwise("Not", [value])
     place = next(index for index, axis in enumerate(condition.axes) if columns & set(axis))
     kept = builder.holds_along(value, [place], by=context.device.provider.any_by)
     axes = tuple(() if index == place else axis for index, axis in enumerate(condition.axes))

@@ -96,7 +96,7 @@ class DataLayout:
         values, axes = [item.value for item in found], _union([item.axes for item in found])
         if node.op_type in CASTS:
             return IndexedValue(self._builder.cast(values[0], dtype), axes)
-        return IndexedValue(self._builder.elementwise(node.op_type, values, dtype), axes)
+        return IndexedValue(self._builder.elementwise(node.op_type, values), axes)
 
 
 def laid_out(builder: Builder, picked: Term, axes: Sequence[Axis], *, is_long: bool = False) -> IndexedValue | None:

@@ -253,5 +253,5 @@ def window_of(spec: AttentionSpec, meaning: Meaning) -> int | None:
 def _lengths(builder: Builder, batch: Dim, columns: Dim) -> tuple[ir.Value, ir.Value]:
     """The place of the last key in every entry, (b) int32, and how many keys there are, a scalar int32."""
     total = builder.cast(builder.reshape(builder.shape([columns]), []), ir.DataType.INT32)
-    last = builder.elementwise("Sub", [total, builder.constant(np.asarray(1, np.int32))], ir.DataType.INT32)
+    last = builder.elementwise("Sub", [total, builder.constant(np.asarray(1, np.int32))])
     return builder.expand(builder.reshape(last, [1]), [batch], [True]), total

@@ -58,7 +58,7 @@ def prepared_query(builder: Builder, query: ir.Value, spec: AttentionSpec, rows:
     for value in spec.scale_values:
         query = scale_rows(builder, query, axes.h, value, axes)
     if scale <= 0.0:
-        query = builder.elementwise("Mul", [query, builder.scalar(-1.0 if scale else 0.0, spec.dtype)], spec.dtype)
+        query = builder.elementwise("Mul", [query, builder.scalar(-1.0 if scale else 0.0, spec.dtype)])
     if rows.zero_query is not None:
         query = apply_rows(builder, query, axes.h, Refill(rows.zero_query, True, keeps_nan=rows.keeps_nan), axes)
     return query
@@ -265,5 +265,5 @@ def _finished(builder: Builder, result: ir.Value, spec: AttentionSpec, rows: Row
     for refill in rows.refills:
         result = apply_rows(builder, result, axes.v, refill, axes)
     if factor != 1.0:
-        result = builder.elementwise("Mul", [result, builder.scalar(factor, spec.dtype)], spec.dtype)
+        result = builder.elementwise("Mul", [result, builder.scalar(factor, spec.dtype)])
     return result

@@ -49,13 +49,13 @@ def filled(builder: Builder, value: ir.Value, test: ir.Value, filling: ir.Value,
     """
     dtype = builder.facts.dtype(value)
     if not refill.keeps_nan or dtype is None:
-        return builder.elementwise("Where", [test, *([filling, value] if refill.where else [value, filling])], dtype)
-    other = builder.elementwise("Not", [test], ir.DataType.BOOL)
+        return builder.elementwise("Where", [test, *([filling, value] if refill.where else [value, filling])])
+    other = builder.elementwise("Not", [test])
     kept, dropped = (test, other) if not refill.where else (other, test)
-    value = builder.elementwise("Mul", [value, builder.cast(kept, dtype)], dtype)
+    value = builder.elementwise("Mul", [value, builder.cast(kept, dtype)])
     if not np.any(refill.number):
         return value
-    return builder.elementwise("Add", [value, builder.elementwise("Mul", [builder.cast(dropped, dtype), filling], dtype)], dtype)
+    return builder.elementwise("Add", [value, builder.elementwise("Mul", [builder.cast(dropped, dtype), filling])])
 
 
 def scale_rows(builder: Builder, value: ir.Value, channels: Axis, scale: ScaleValue, axes: Axes4) -> ir.Value:
@@ -64,7 +64,7 @@ def scale_rows(builder: Builder, value: ir.Value, channels: Axis, scale: ScaleVa
     def multiply(value: ir.Value, factor: ir.Value) -> ir.Value:
         dtype = builder.facts.dtype(value)
         factor = factor if dtype is None else builder.cast(factor, dtype)
-        return builder.elementwise("Div" if scale.divide else "Mul", [value, factor], dtype)
+        return builder.elementwise("Div" if scale.divide else "Mul", [value, factor])
 
     return by_rows(builder, value, channels, scale.indexed, axes, multiply)
 

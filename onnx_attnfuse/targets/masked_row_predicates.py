@@ -30,14 +30,14 @@ def _above(value: ir.Value, bound: float, context: BuildContext) -> ir.Value:
     """Where a value is above `bound`, or NaN: that row is to come out as NaN."""
     builder, sides = context.builder, [value, context.builder.scalar(bound, ir.DataType.FLOAT)]
     if all(map(math.isfinite, context.bounds.of(value))):
-        return builder.elementwise("Greater", sides, ir.DataType.BOOL)
-    return builder.elementwise("Not", [builder.elementwise("LessOrEqual", sides, ir.DataType.BOOL)], ir.DataType.BOOL)
+        return builder.elementwise("Greater", sides)
+    return builder.elementwise("Not", [builder.elementwise("LessOrEqual", sides)])
 
 
 def no_key(compact: IndexedValue, bound: float, context: BuildContext) -> IndexedValue:
     """Rows in which no mask value is above `bound`, (b or 1, n or 1, s or 1, 1)."""
     seen = has_key(compact, bound, context)
-    return IndexedValue(context.builder.elementwise("Not", [seen.value], ir.DataType.BOOL), seen.axes)
+    return IndexedValue(context.builder.elementwise("Not", [seen.value]), seen.axes)
 
 
 def level_rows(compact: IndexedValue, highest: float, context: BuildContext) -> IndexedValue:
@@ -45,7 +45,7 @@ def level_rows(compact: IndexedValue, highest: float, context: BuildContext) -> 
     if math.isfinite(context.bounds.of(compact.value)[0]):
         return no_key(compact, highest, context)
     tests = [has_key(compact, -math.inf, context), no_key(compact, highest, context)]
-    fully_masked = context.builder.elementwise("And", [test.value for test in tests], ir.DataType.BOOL)
+    fully_masked = context.builder.elementwise("And", [test.value for test in tests])
     return IndexedValue(fully_masked, tuple(one or other for one, other in zip(tests[0].axes, tests[1].axes, strict=True)))
 
 
@@ -64,31 +64,30 @@ def chosen_above(compact: IndexedValue, bound: float, context: BuildContext) -> 
     if spans[0][0] > bound >= spans[1][1]:
         return IndexedValue(condition, axes)
     if spans[1][0] > bound >= spans[0][1]:
-        return IndexedValue(builder.elementwise("Not", [condition], ir.DataType.BOOL), axes)
+        return IndexedValue(builder.elementwise("Not", [condition]), axes)
     return None
 
 
 def chosen_in(compact: IndexedValue, seen: IndexedValue, rows: IndexedValue, builder: Builder) -> IndexedValue:
     """A bias that a Where chooses, with what it chooses where `seen` holds in certain rows too; so it is written once."""
-    node, dtype = compact.value.producer(), builder.facts.dtype(compact.value)
+    node = compact.value.producer()
     assert node is not None
     condition, kept, fill = node.inputs
     assert kept is not None
     assert fill is not None
-    either = builder.elementwise("Or", [seen.value, rows.value], ir.DataType.BOOL)
+    either = builder.elementwise("Or", [seen.value, rows.value])
     chosen = [kept, fill] if condition is seen.value else [fill, kept]
-    return IndexedValue(builder.elementwise("Where", [either, *chosen], dtype), compact.axes)
+    return IndexedValue(builder.elementwise("Where", [either, *chosen]), compact.axes)
 
 
 def at_zero(compact: IndexedValue, fully_masked: ir.Value, builder: Builder) -> IndexedValue:
     """A bias that is 0 in certain rows."""
     dtype = builder.facts.dtype(compact.value)
     zero = builder.scalar(0.0, dtype)
-    return IndexedValue(builder.elementwise("Where", [fully_masked, zero, compact.value], dtype), compact.axes)
+    return IndexedValue(builder.elementwise("Where", [fully_masked, zero, compact.value]), compact.axes)
 
 
 def raised_in(bias: IndexedValue, fully_masked: ir.Value, builder: Builder) -> IndexedValue:
     """A bias whose largest number is 0 in certain rows, which softmax does not see."""
-    dtype = builder.facts.dtype(bias.value)
-    raised = builder.elementwise("Sub", [bias.value, builder.reduce("ReduceMax", bias.value, [3])], dtype)
-    return IndexedValue(builder.elementwise("Where", [fully_masked, raised, bias.value], dtype), bias.axes)
+    raised = builder.elementwise("Sub", [bias.value, builder.reduce("ReduceMax", bias.value, [3])])
+    return IndexedValue(builder.elementwise("Where", [fully_masked, raised, bias.value]), bias.axes)

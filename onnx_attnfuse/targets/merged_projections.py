@@ -93,8 +93,8 @@ def merged(products: Sequence[MergedProduct], builder: Builder, hint: str) -> ir
     bias = _bias(products, builder, dtype) if has_bias else None
     if bias is not None and op == "Gemm":
         inputs.append(bias)
-    whole = builder.node(op, inputs, dims=[*dims[:-1], total], dtype=dtype, hint=f"{hint}/products")
-    return whole if bias is None or op == "Gemm" else builder.elementwise("Add", [whole, bias], dtype)
+    whole = builder.node(op, inputs, hint=f"{hint}/products")
+    return whole if bias is None or op == "Gemm" else builder.elementwise("Add", [whole, bias])
 
 
 def are_of_one_input(products: Sequence[MergedProduct]) -> bool:

@@ -72,10 +72,9 @@ class KeyPadding:
     def ranges(self) -> ir.Value:
         """Lengths, where the queries of each entry begin when entries follow each other, and its keys; (3b + 2) int32."""
         build, entries = self.builder, self.builder.counting(self.batch + 1)
-        begins = [build.elementwise("Mul", [entries, build.shape([size])], _INTEGER) for size in (self.rows, self.columns)]
+        begins = [build.elementwise("Mul", [entries, build.shape([size])]) for size in (self.rows, self.columns)]
         offsets = [build.cast(value, _SMALL) for value in begins]
-        total = self.batch * 3 + 2
-        return build.node("Concat", [self.lengths(), *offsets], {"axis": 0}, dims=[total], dtype=_SMALL)
+        return build.node("Concat", [self.lengths(), *offsets], {"axis": 0})
 
     def exact(self, when: Precondition) -> ir.Value:
         """One truth value: the batch is as `when` says."""
@@ -85,12 +84,12 @@ class KeyPadding:
         else:
             places = build.reshape(build.counting(self.columns), [1, self.columns])
             counts = build.reshape(build.cast(self.lengths(), _INTEGER), [self.batch, 1])
-            inside = build.elementwise("Less", [places, counts], _TRUTH)
-            has_key = build.elementwise("Greater", [counts, build.constant([0])], _TRUTH)
-            same = build.elementwise("Equal", [inside, self.keep], _TRUTH)
-            held = build.elementwise("And", [same, has_key], _TRUTH)
+            inside = build.elementwise("Less", [places, counts])
+            has_key = build.elementwise("Greater", [counts, build.constant([0])])
+            same = build.elementwise("Equal", [inside, self.keep])
+            held = build.elementwise("And", [same, has_key])
         if self.clean is not None:
-            held = build.elementwise("And", [held, self.clean], _TRUTH)
+            held = build.elementwise("And", [held, self.clean])
         return _all(build, held)
 
 
@@ -127,16 +126,16 @@ def _last_row(spec: AttentionSpec, meaning: Meaning, context: BuildContext) -> t
             value = builder.slice(value, axis, -1, None)
     row = builder.cast(builder.reshape(value, [dims[0], dims[3]]), ir.DataType.FLOAT)
     zero, low = (builder.scalar(number, ir.DataType.FLOAT) for number in (0.0, context.bounds.masked_from))
-    keep = builder.elementwise("Equal", [row, zero], _TRUTH)
-    forbidden = builder.elementwise("LessOrEqual", [row, low], _TRUTH)
-    return keep, builder.elementwise("Or", [keep, forbidden], _TRUTH)
+    keep = builder.elementwise("Equal", [row, zero])
+    forbidden = builder.elementwise("LessOrEqual", [row, low])
+    return keep, builder.elementwise("Or", [keep, forbidden])
 
 
 def at_least(builder: Builder, dim: Dim, least: int) -> ir.Value | None:
     """One truth value: a size is `least` or more; None where that is certain."""
     if sizes.least(dim) >= least:
         return None
-    seen = builder.elementwise("GreaterOrEqual", [builder.shape([dim]), builder.constant([least])], _TRUTH)
+    seen = builder.elementwise("GreaterOrEqual", [builder.shape([dim]), builder.constant([least])])
     return builder.reshape(seen, [])
 
 
@@ -164,10 +163,10 @@ class _Emitter:
             return self._joined(part.op.capitalize(), parts_of(part))
         if is_comparison(part):
             value, operator = self._form(part.args[0]), "Equal" if part.op == "eq0" else "LessOrEqual"
-            return None if value is None else self._builder.elementwise(operator, [value, self._builder.constant([0])], _TRUTH)
+            return None if value is None else self._builder.elementwise(operator, [value, self._builder.constant([0])])
         if part.op == "not" or nonzero(negation(part)) is not None:
             value = self.truth(negation(part))
-            return None if value is None else self._builder.elementwise("Not", [value], _TRUTH)
+            return None if value is None else self._builder.elementwise("Not", [value])
         return None
 
     def _joined(self, operator: str, parts: Sequence[Term]) -> ir.Value | None:
@@ -178,7 +177,7 @@ class _Emitter:
     def _as_truth(self, value: ir.Value) -> ir.Value:
         truth, dtype = self._builder.cast(value, _TRUTH), self._builder.facts.dtype(value)
         if dtype is not None and dtype != _TRUTH:
-            self.clean.append(self._builder.elementwise("Equal", [self._builder.cast(truth, dtype), value], _TRUTH))
+            self.clean.append(self._builder.elementwise("Equal", [self._builder.cast(truth, dtype), value]))
         return truth
 
     def _form(self, form: Term) -> ir.Value | None:
@@ -189,8 +188,8 @@ class _Emitter:
             if value is None or atom.sort == "Real":
                 return None
             product = [self._builder.cast(value, _INTEGER), self._builder.shape([coefficient])]
-            term = product[0] if coefficient == 1 else self._builder.elementwise("Mul", product, _INTEGER)
-            total = self._builder.elementwise("Add", [total, term], _INTEGER)
+            term = product[0] if coefficient == 1 else self._builder.elementwise("Mul", product)
+            total = self._builder.elementwise("Add", [total, term])
         return total
 
     def _index(self, atom: Term) -> ir.Value | None:

@@ -373,6 +373,6 @@ def in_order(constants: Sequence[IndexedValue | None], targets: Sequence[Axis], 
 
 def joined(builder: Builder, parts: Sequence[ir.Value], axis: int, dims: Sequence[Dim], dtype: ir.DataType) -> ir.Value:
     """Constants one after the other: a node at first, and a constant of its own when all is judged (`graph.folding`)."""
-    whole = builder.node("Concat", parts, {"axis": axis}, dims=dims, dtype=dtype)
+    whole = builder.node("Concat", parts, {"axis": axis})
     builder.rearranged.append(whole)
     return whole

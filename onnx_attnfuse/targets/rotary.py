@@ -72,7 +72,7 @@ def rotated(builder: Builder, value: ir.Value, rotary: Rotary, layout: Axes) -> 
     if rotary.width != length(leaves(rotary.channels)):
         attributes["rotary_embedding_dim"] = rotary.width
     inputs = INFO.arranged({"input": value, "position_ids": positions, "cos_cache": cos, "sin_cache": sin})
-    return builder.node(INFO.name, inputs, attributes, domain=INFO.domain, dims=builder.facts.dims(value), dtype=dtype)
+    return builder.node(INFO.name, inputs, attributes, domain=INFO.domain)
 
 
 def tables(
@@ -115,22 +115,11 @@ def long_tables(
     cos, sin, positions = tables(builder, rotary, batch, rows, dtype)
     wanted = length(batch), length(rows)
     if builder.facts.rank(positions) == 1:
-        counted = builder.elementwise("Add", [builder.counting(wanted[1]), positions], ir.DataType.INT64)
+        counted = builder.elementwise("Add", [builder.counting(wanted[1]), positions])
         positions = builder.expand(builder.reshape(counted, [1, wanted[1]]), [*wanted], [True, False])
     nothing = builder.expand(builder.scalar(0.0, dtype), [least, rotary.width // 2], [True, True])
-    cos, sin = (
-        builder.node(
-            "Concat", [table, nothing], {"axis": 0}, dims=[_rows(builder, table) + least, rotary.width // 2], dtype=dtype
-        )
-        for table in (cos, sin)
-    )
+    cos, sin = (builder.node("Concat", [table, nothing], {"axis": 0}) for table in (cos, sin))
     return cos, sin, positions
-
-
-def _rows(builder: Builder, table: ir.Value) -> Dim:
-    dims = builder.facts.dims(table)
-    assert dims is not None
-    return dims[0]
 
 
 def _cache(builder: Builder, table: Table, turn: Axis, pairs: int, dtype: ir.DataType | None) -> ir.Value:
@@ -151,7 +140,7 @@ def _cache(builder: Builder, table: Table, turn: Axis, pairs: int, dtype: ir.Dat
     if any(unproven):
         value = builder.expand(value, lengths, unproven)
     value = _typed(builder, arrange(builder, IndexedValue(value, axes), (turn, columns)), dtype)
-    return builder.elementwise("Neg", [value], dtype) if table.negative else value
+    return builder.elementwise("Neg", [value]) if table.negative else value
 
 
 def _part(builder: Builder, table: Table, pairs: int) -> ir.Value | None:
@@ -168,7 +157,7 @@ def _part(builder: Builder, table: Table, pairs: int) -> ir.Value | None:
         if part is None or dims is None or not isinstance(width, int):
             return None
         if first == table.start and width == pairs:
-            return builder.node(node.op_type, [part], dims=dims, dtype=builder.facts.dtype(part))
+            return builder.node(node.op_type, [part])
         first += width
     return None
 
@@ -178,7 +167,7 @@ def _shared(builder: Builder, value: ir.Value) -> ir.Value:
     node = value.producer()
     if not is_standard(node, "Cos", "Sin") or len(value.uses()) > 1:
         return value
-    return builder.node(node.op_type, node.inputs, dims=builder.facts.dims(value), dtype=builder.facts.dtype(value))
+    return builder.node(node.op_type, node.inputs)
 
 
 def _typed(builder: Builder, value: ir.Value, dtype: ir.DataType | None) -> ir.Value:

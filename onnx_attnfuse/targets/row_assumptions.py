@@ -39,9 +39,9 @@ def _exponentials_hold(spec: AttentionSpec, context: BuildContext) -> ir.Value |
     if scores is None or axis is None or rank is None:
         return None
     top = builder.reduce("ReduceMax", builder.cast(scores, ir.DataType.FLOAT), [axis])
-    lost = builder.elementwise("Less", [top, builder.scalar(LEAST_EXPONENT, ir.DataType.FLOAT)], ir.DataType.BOOL)
+    lost = builder.elementwise("Less", [top, builder.scalar(LEAST_EXPONENT, ir.DataType.FLOAT)])
     some = builder.holds_along(lost, list(range(rank)), keep=False)
-    return builder.elementwise("Not", [some], ir.DataType.BOOL)
+    return builder.elementwise("Not", [some])
 
 
 def _kept_weights_hold(spec: AttentionSpec, meaning: Meaning, context: BuildContext) -> ir.Value:
@@ -51,8 +51,8 @@ def _kept_weights_hold(spec: AttentionSpec, meaning: Meaning, context: BuildCont
     total = arrange(builder, spec.renormalized.total, (axes.b, axes.n, axes.i, ()))
     wide = builder.cast(total, ir.DataType.FLOAT)
     least = builder.scalar(spec.renormalized.least, ir.DataType.FLOAT)
-    enough = builder.elementwise("GreaterOrEqual", [wide, least], ir.DataType.BOOL)
+    enough = builder.elementwise("GreaterOrEqual", [wide, least])
     empty = no_key(bias_emitter(spec, meaning, context).compact(spec.mask, "exact"), -math.inf, context)
-    held = builder.elementwise("Or", [empty.value, enough], ir.DataType.BOOL)
-    lost = builder.holds_along(builder.elementwise("Not", [held], ir.DataType.BOOL), [0, 1, 2, 3], keep=False)
-    return builder.elementwise("Not", [lost], ir.DataType.BOOL)
+    held = builder.elementwise("Or", [empty.value, enough])
+    lost = builder.holds_along(builder.elementwise("Not", [held]), [0, 1, 2, 3], keep=False)
+    return builder.elementwise("Not", [lost])

@@ -84,7 +84,7 @@ def _product(builder: Builder, given: ir.Value, part: LinearProjection, target: 
     builder.rearranged.append(weight)
     dims = builder.facts.dims(given)
     assert dims is not None
-    return builder.node("MatMul", [given, weight], dims=[*dims[:-1], length(target[-1])], dtype=builder.facts.dtype(given))
+    return builder.node("MatMul", [given, weight])
 
 
 def _bias(builder: Builder, part: LinearProjection, target: Axes) -> Array:

@@ -17,8 +17,7 @@ def with_zeros(builder: Builder, value: ir.Value, axis: int) -> ir.Value:
     assert dims is not None
     one = [1 if index == axis else dim for index, dim in enumerate(dims)]
     zeros = builder.expand(builder.scalar(0.0, dtype), one, [True] * len(one))
-    longer = [dim + 1 if index == axis else dim for index, dim in enumerate(dims)]
-    return builder.node("Concat", [value, zeros], {"axis": axis}, dims=longer, dtype=dtype)
+    return builder.node("Concat", [value, zeros], {"axis": axis})
 
 
 def with_sink(builder: Builder, bias: ir.Value | None, sink: IndexedValue, axes: Axes4, dtype: ir.DataType) -> ir.Value:
@@ -35,4 +34,4 @@ def with_sink(builder: Builder, bias: ir.Value | None, sink: IndexedValue, axes:
         bias = builder.scalar(0.0, dtype)
     bias = builder.expand(bias, [*whole, columns], [True] * 4)
     column = builder.expand(column, [*whole, 1], [True, True, True, False])
-    return builder.node("Concat", [bias, column], {"axis": 3}, dims=[*whole, columns + 1], dtype=dtype)
+    return builder.node("Concat", [bias, column], {"axis": 3})

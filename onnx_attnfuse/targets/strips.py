@@ -11,12 +11,11 @@ import onnx_ir as ir
 
 from onnx_attnfuse.graph import sizes
 from onnx_attnfuse.graph.build import Builder, dims_of
-from onnx_attnfuse.graph.facts_view import Dims, broadcast
+from onnx_attnfuse.graph.facts_view import Dims
 from onnx_attnfuse.graph.ops import CASTS, ELEMENTWISE, RESHAPES, is_standard
 from onnx_attnfuse.graph.sizes import Dim
 from onnx_attnfuse.reasons import Refused
 
-_INTEGER = ir.DataType.INT64
 _VIEWS = RESHAPES | {"Expand", "Identity"}
 _RANK, _MANY = 4, 8
 
@@ -85,7 +84,7 @@ class Strips:
         places = self._integer("Mul", places, build.constant([heads // group]))
         places = self._integer("Add", places, build.constant((np.arange(heads) // group).reshape(1, 1, heads, 1)))
         places = build.reshape(places, wide[:3])
-        return build.node("Gather", [flat, places], {"axis": 0}, dims=wide, dtype=build.facts.dtype(value))
+        return build.node("Gather", [flat, places], {"axis": 0})
 
     def mask(self, value: ir.Value) -> ir.Value:
         """(b or 1, n or 1, s, t) as (b or 1, n or 1, blocks, w, k).
@@ -136,7 +135,7 @@ class Strips:
         dtype = build.facts.dtype(value)
         if node.op_type in CASTS:
             return None if dtype is None else build.cast(taken[0], dtype)
-        return build.node(node.op_type, taken, dims=broadcast([build.facts.dims(item) for item in taken]), dtype=dtype)
+        return build.node(node.op_type, taken)
 
     def _differ_in_front(self, one: Dims, other: Dims) -> bool:
         """Whether two shapes are the same but for axes of length 1 in front."""
@@ -170,8 +169,7 @@ class Strips:
             wide = self._integer("Mul", self._rows, build.shape([self._lengths[1]]))
             index, flat = self._integer("Add", wide, self._columns), self._lengths[0] * self._lengths[1]
         line = build.reshape(value, [*front, flat])
-        dims = [*front, *dims_of(build, index)]
-        return build.node("Gather", [line, index], {"axis": len(front)}, dims=dims, dtype=build.facts.dtype(value))
+        return build.node("Gather", [line, index], {"axis": len(front)})
 
     def _grid(self, begin: ir.Value, length: Dim) -> ir.Value:
         """(blocks, 1, length): places from the beginning of each block on."""
@@ -179,4 +177,4 @@ class Strips:
         return self._integer("Add", begin, self._builder.reshape(self._builder.counting(length), [1, 1, length]))
 
     def _integer(self, op: str, left: ir.Value, right: ir.Value) -> ir.Value:
-        return self._builder.elementwise(op, [left, right], _INTEGER)
+        return self._builder.elementwise(op, [left, right])

@@ -92,9 +92,8 @@ def emit(spec: AttentionSpec, meaning: Meaning, context: BuildContext, encoding:
     scores = _product(builder, _times(builder, query, early), key, spec, (length(axes.i), length(axes.j)))
     scores = _times(builder, scores, late)
     if rows.bias is not None:
-        scores = builder.elementwise("Add", [scores, rows.bias.value], spec.dtype)
-    dims = [length(axis) for axis in axes.scores]
-    weights = builder.node("Softmax", [scores], {"axis": -1}, dims=dims, dtype=spec.dtype, hint=f"{spec.name}/Softmax")
+        scores = builder.elementwise("Add", [scores, rows.bias.value])
+    weights = builder.node("Softmax", [scores], {"axis": -1}, hint=f"{spec.name}/Softmax")
     result = _product(builder, weights, value, spec, (length(axes.i), length(axes.v)))
     shown = _shown(scale, rows.bias, form)
     return _replacing(builder, result, spec, rows, chosen, targets, shown)
@@ -152,7 +151,7 @@ def _is_kept(number: float, dtype: ir.DataType) -> bool:
 
 def _times(builder: Builder, value: ir.Value, factor: float) -> ir.Value:
     dtype = builder.facts.dtype(value)
-    return value if factor == 1.0 else builder.elementwise("Mul", [value, builder.scalar(factor, dtype)], dtype)
+    return value if factor == 1.0 else builder.elementwise("Mul", [value, builder.scalar(factor, dtype)])
 
 
 def _levelled(builder: Builder, query: ir.Value, rows: Rows, axes: Axes4) -> ir.Value:
@@ -170,8 +169,7 @@ def _levelled(builder: Builder, query: ir.Value, rows: Rows, axes: Axes4) -> ir.
 
 
 def _product(builder: Builder, left: ir.Value, right: ir.Value, spec: AttentionSpec, last: Sequence[Dim]) -> ir.Value:
-    dims = [length(spec.axes.b), length(spec.axes.n), *last]
-    return builder.node("MatMul", [left, right], dims=dims, dtype=spec.dtype, hint=f"{spec.name}/MatMul")
+    return builder.node("MatMul", [left, right], hint=f"{spec.name}/MatMul")
 
 
 def _shown(scale: float, bias: IndexedValue | None, form: UnfusedForm) -> str:

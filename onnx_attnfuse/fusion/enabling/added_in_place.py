@@ -38,7 +38,7 @@ def as_padded_sum(node: ir.Node, builder: Builder) -> EnablingChange | None:
     turn = [[axis for axis, _ in place].index(axis) for axis in range(len(place))]  # from the base to the data
     part = tuple((axis, 0) for axis in range(len(place)))
     if _is_there(updates, part, base, place, facts):
-        same = builder.node("Identity", [data], dims=facts.dims(data), dtype=facts.dtype(data), hint=f"{node.name}/same")
+        same = builder.node("Identity", [data], hint=f"{node.name}/same")
         return EnablingChange(((result, same),), (base,))
     while (above := _above(updates, part, facts)) is not None and not is_standard(updates.producer(), "Slice"):
         updates, part = above
@@ -53,7 +53,7 @@ def as_padded_sum(node: ir.Node, builder: Builder) -> EnablingChange | None:
         padded = _padded(other, updates, [[axis for axis, _ in part].index(axis) for axis, _ in place], base, place, builder)
         if padded is None:
             return None
-        whole = builder.node("Add", [base, padded], dims=facts.dims(base), dtype=facts.dtype(base), hint=f"{node.name}/sum")
+        whole = builder.node("Add", [base, padded], hint=f"{node.name}/sum")
         return EnablingChange(((result, builder.transpose(whole, turn)),), (base, other))
     return None
 
@@ -128,7 +128,6 @@ def _padded(
     value = builder.expand(value, full, short) if any(short) else value
     if not any(cut):
         return value
-    dims = [whole[axis] if cut[axis] else dim for axis, dim in enumerate(full)]
     ends = builder.constant([*before, *after])
     nothing = builder.scalar(-0.0, facts.dtype(base))
-    return builder.node("Pad", [value, ends, nothing], dims=dims, dtype=facts.dtype(base))
+    return builder.node("Pad", [value, ends, nothing])

@@ -44,7 +44,7 @@ def as_sum(node: ir.Node, builder: Builder) -> EnablingChange | None:
     own = _without_cast(test, builder)
     keep = bool(attribute(node, "keepdims", 1))
     count = builder.reduce("ReduceSum", builder.cast(own, _COUNTED), axes or range(rank), keep=keep)
-    holds = builder.elementwise("Greater", [count, builder.scalar(0.0, _COUNTED)], ir.DataType.BOOL)
+    holds = builder.elementwise("Greater", [count, builder.scalar(0.0, _COUNTED)])
     pairs = tuple((user.outputs[0], holds) for user in asked)
     return EnablingChange(pairs, (_asked_of(test, facts),), ("nonempty-axes",))
 
@@ -65,4 +65,4 @@ def _without_cast(test: ir.Value, builder: Builder) -> ir.Value:
     if narrow is test or node is None or builder.opset < _TAKES_HALVES:
         return test
     kept = {name: attribute(node, name) for name in node.attributes}
-    return builder.node("IsInf", [narrow], kept, dims=builder.facts.dims(narrow), dtype=ir.DataType.BOOL)
+    return builder.node("IsInf", [narrow], kept)

@@ -47,17 +47,9 @@ def with_fewer_biases(node: ir.Node, builder: Builder) -> EnablingChange | None:
     while inputs[-1] is None:
         inputs.pop()
     result = node.outputs[0]
-    fused = builder.node(
-        node.op_type,
-        inputs,
-        attributes(node),
-        domain=node.domain,
-        dims=facts.dims(result),
-        dtype=facts.dtype(result),
-        hint=node.name,
-    )
+    fused = builder.node(node.op_type, inputs, attributes(node), domain=node.domain, hint=node.name)
     if found.biases[2].any():
-        fused = builder.elementwise("Add", [fused, builder.constant(found.biases[2])], facts.dtype(result))
+        fused = builder.elementwise("Add", [fused, builder.constant(found.biases[2])])
     return EnablingChange(((result, fused),), (*frontier, *(value for value in inputs[1:] if value is not None)))
 
 
@@ -109,10 +101,10 @@ def with_biases_outside(node: ir.Node, builder: Builder) -> EnablingChange | Non
         return None
     key, value = key if keys is None else keys[0], value if values is None else values[0]
     result, inputs = node.outputs[0], [query, key, value, *node.inputs[_BIAS:]]
-    dims, dtype = facts.dims(result), facts.dtype(result)
-    fused = builder.node(node.op_type, inputs, attributes(node), domain=node.domain, dims=dims, dtype=dtype, hint=node.name)
+    dims = facts.dims(result)
+    fused = builder.node(node.op_type, inputs, attributes(node), domain=node.domain, dims=dims, hint=node.name)
     if values is not None:
-        fused = builder.elementwise("Add", [fused, values[1]], dtype)
+        fused = builder.elementwise("Add", [fused, values[1]])
     return EnablingChange(((result, fused),), tuple(item for item in inputs if item is not None))
 
 
@@ -125,9 +117,9 @@ def _apart(value: ir.Value, facts: Facts) -> tuple[ir.Value, ir.Value] | None:
 
 def _query(found: _Biased, emptied: EmptiedRows | None, builder: Builder) -> tuple[ir.Value, tuple[ir.Value, ...]]:
     """The queries with their bias, and their operands."""
-    bias, dtype = found.biases[0], builder.facts.dtype(found.query)
+    bias = found.biases[0]
     rows = found.query if emptied is None else emptied.rows
-    biased = builder.elementwise("Add", [rows, builder.constant(bias)], dtype) if bias.any() else rows
+    biased = builder.elementwise("Add", [rows, builder.constant(bias)]) if bias.any() else rows
     if emptied is None:
         return biased, (rows,)
     return emptied.emptied(biased, _full(emptied.test, biased, builder), builder), (emptied.test, rows)
@@ -170,11 +162,10 @@ def with_bias_after(node: ir.Node, builder: Builder) -> EnablingChange | None:
     if found is None or found[0] is not node.outputs[0]:
         return None
     summed, bias = biased
-    dtype, width = facts.dtype(found[1]), facts.dims(found[1])
-    through = builder.node("MatMul", [bias, weight], dims=width, dtype=dtype)
-    total = builder.node("Add", [through, found[1]], dims=width, dtype=dtype)
+    through = builder.node("MatMul", [bias, weight])
+    total = builder.node("Add", [through, found[1]])
     builder.rearranged.append(total)
     builder.at(addition)
     result = addition.outputs[0]
-    product = builder.node("MatMul", [summed, weight], dims=facts.dims(result), dtype=dtype, hint=node.name)
-    return EnablingChange(((result, builder.elementwise("Add", [product, total], dtype)),), (summed, weight))
+    product = builder.node("MatMul", [summed, weight], hint=node.name)
+    return EnablingChange(((result, builder.elementwise("Add", [product, total])),), (summed, weight))

@@ -33,9 +33,7 @@ def with_emptied_rotation(node: ir.Node, builder: Builder) -> EnablingChange | N
     batch, rows = found.sizes
     dtype = facts.dtype(found.cos)
     zero, test = builder.scalar(0.0, dtype), builder.reshape(found.test, [*found.tested, 1])
-    tables = [
-        builder.elementwise("Where", [test, zero, found.by_rows(table, builder)], dtype) for table in (found.cos, found.sin)
-    ]
+    tables = [builder.elementwise("Where", [test, zero, found.by_rows(table, builder)]) for table in (found.cos, found.sin)]
     dims = facts.dims(tables[0])
     assert dims is not None
     if facts.same(dims[0], 1):
@@ -45,13 +43,7 @@ def with_emptied_rotation(node: ir.Node, builder: Builder) -> EnablingChange | N
     cos, sin = (builder.reshape(table, [count, dims[-1]]) for table in tables)
     result = node.outputs[0]
     rotated = builder.node(
-        INFO.name,
-        [found.query, places, cos, sin],
-        attributes(found.rotation),
-        domain=CONTRIB,
-        dims=facts.dims(result),
-        dtype=facts.dtype(result),
-        hint=found.rotation.name,
+        INFO.name, [found.query, places, cos, sin], attributes(found.rotation), domain=CONTRIB, hint=found.rotation.name
     )
     return EnablingChange(((result, rotated),), (found.query, found.positions, found.cos, found.sin, found.test))
 
@@ -138,4 +130,4 @@ class _Emptied:
         if self.is_counted(facts):
             return builder.reshape(table, [batch, rows, dims[1]])
         inputs = [table, self.positions]
-        return builder.node("Gather", inputs, {"axis": 0}, dims=[batch, rows, dims[1]], dtype=facts.dtype(table))
+        return builder.node("Gather", inputs, {"axis": 0})

@@ -47,10 +47,8 @@ class EmptiedRows:
         dtype = builder.facts.dtype(value)
         assert dtype is not None
         if not self.keeps_nan:
-            return builder.elementwise("Where", [test, builder.scalar(0.0, dtype), value], dtype)
-        return builder.elementwise(
-            "Mul", [value, builder.cast(builder.elementwise("Not", [test], ir.DataType.BOOL), dtype)], dtype
-        )
+            return builder.elementwise("Where", [test, builder.scalar(0.0, dtype), value])
+        return builder.elementwise("Mul", [value, builder.cast(builder.elementwise("Not", [test]), dtype)])
 
 
 def _input_of(value: ir.Value | None, op: str) -> ir.Value | None:

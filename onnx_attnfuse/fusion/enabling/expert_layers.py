@@ -54,8 +54,7 @@ class Matrices:
         """A constant (experts, out, in)."""
         if not self.turned:
             return self.value
-        dtype = builder.facts.dtype(self.value)
-        turned = builder.node("Transpose", [self.value], {"perm": [0, 2, 1]}, dims=self.sizes, dtype=dtype)
+        turned = builder.node("Transpose", [self.value], {"perm": [0, 2, 1]})
         builder.rearranged.append(turned)
         return turned
 
@@ -145,13 +144,13 @@ def both_ways(node: ir.Node | None, op: str) -> list[tuple[ir.Value, ir.Value]]:
 
 def _in_turn(value: ir.Value, builder: Builder) -> ir.Value:
     """A constant (experts, out, ...) whose channels, all of g and then all of l, are those of g and l in turn."""
-    dims, dtype = builder.facts.dims(value), builder.facts.dtype(value)
+    dims = builder.facts.dims(value)
     assert dims is not None
     experts, out, *rest = dims
     assert isinstance(out, int)
     apart = builder.reshape(value, [experts, 2, out // 2, *rest])
     perm = [0, 2, 1, *range(3, 3 + len(rest))]
-    turned = builder.node("Transpose", [apart], {"perm": perm}, dims=(experts, out // 2, 2, *rest), dtype=dtype)
+    turned = builder.node("Transpose", [apart], {"perm": perm})
     rows = builder.reshape(turned, [experts, out, *rest])
     builder.rearranged.append(rows)
     return rows

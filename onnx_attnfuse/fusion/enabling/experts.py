@@ -42,13 +42,11 @@ def as_experts(node: ir.Node, builder: Builder) -> EnablingChange | None:
     facts, routing, result = builder.facts, found.routing, node.outputs[0]
     dtype, wanted = facts.dtype(found.tokens), facts.dtype(result)
     assert dtype is not None
-    best = builder.node(
-        "GatherElements", [routing.logits, routing.indices], {"axis": 1}, dims=facts.dims(routing.indices), dtype=dtype
-    )
+    best = builder.node("GatherElements", [routing.logits, routing.indices], {"axis": 1})
     router = _chosen(best, routing.indices, facts.dims(routing.logits), builder)
     mixed = _mixed(found.tokens, router, found.layer, found.count, builder, f"{node.name}/MoE")
     if not routing.sums_to_one:
-        mixed = builder.elementwise("Mul", [mixed, builder.cast(builder.reduce("ReduceSum", routing.weights, [1]), dtype)], dtype)
+        mixed = builder.elementwise("Mul", [mixed, builder.cast(builder.reduce("ReduceSum", routing.weights, [1]), dtype)])
     mixed = mixed if wanted is None or wanted == dtype else builder.cast(mixed, wanted)
     return EnablingChange(((result, mixed),), (found.tokens, routing.logits))
 
@@ -70,16 +68,15 @@ def as_single_experts(node: ir.Node, builder: Builder) -> EnablingChange | None:
 
 def _mixed(tokens: ir.Value, router: ir.Value, layer: ExpertLayer, count: int, builder: Builder, hint: str) -> ir.Value:
     """The sum of `count` experts of each token, by weights that are a softmax of `router`."""
-    dims, dtype = builder.facts.dims(tokens), builder.facts.dtype(tokens)
     gate, (first, first_bias) = layer.gate, layer.interleaved(builder)
     settings = {"k": count, "activation_type": "swiglu", "swiglu_fusion": 1, "normalize_routing_weights": 0}
     settings |= {"activation_alpha": gate.alpha, "activation_beta": gate.beta}
     settings |= {} if gate.limit is None else {"swiglu_limit": gate.limit}
     inputs = [tokens, router, first, first_bias, layer.second.oriented(builder), layer.second.bias]
     inputs = inputs if inputs[-1] is not None else inputs[:-1]
-    mixed = builder.node("MoE", inputs, settings, domain=CONTRIB, dims=dims, dtype=dtype, hint=hint)
+    mixed = builder.node("MoE", inputs, settings, domain=CONTRIB, hint=hint)
     # The CPU's kernel may write its result over the tokens before it has read them, unless something reads these afterwards.
-    return builder.elementwise("Where", [builder.constant(np.array([True])), mixed, tokens], dtype)
+    return builder.elementwise("Where", [builder.constant(np.array([True])), mixed, tokens])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -191,4 +188,4 @@ def _chosen(best: ir.Value, indices: ir.Value, dims: Dims | None, builder: Build
     assert dims is not None
     assert dtype is not None
     others = builder.expand(builder.scalar(-largest(dtype), dtype), dims, [True] * len(dims))
-    return builder.node("ScatterElements", [others, indices, best], {"axis": 1}, dims=dims, dtype=dtype)
+    return builder.node("ScatterElements", [others, indices, best], {"axis": 1})

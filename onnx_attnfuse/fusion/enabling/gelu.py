@@ -47,7 +47,7 @@ def _biased(
         if not dims or not isinstance(dims[-1], int) or dtype is None:
             return None
         added = x, builder.constant(np.zeros([dims[-1]], dtype.numpy()))
-    new = builder.node("BiasGelu", added, domain=CONTRIB, dims=dims, dtype=dtype, hint=hint)
+    new = builder.node("BiasGelu", added, domain=CONTRIB, hint=hint)
     return EnablingChange(((result, new),), (added[0],))
 
 

@@ -37,8 +37,7 @@ def as_product(node: ir.Node, builder: Builder) -> EnablingChange | None:
         return None
     if len(old) < 3 or old[:-1] != new[:-1] or new[-1:] != width or flat is None or (facts.dims(flat) or ())[-1:] != old[-1:]:
         return None
-    dtype = facts.dtype(result)
     builder.at(after)
-    product = builder.node("MatMul", [x, weight], dims=new, dtype=dtype, hint=f"{node.name}/MatMul")
-    total = builder.node("Add", [product, bias], dims=new, dtype=dtype, hint=f"{node.name}/bias")
+    product = builder.node("MatMul", [x, weight], hint=f"{node.name}/MatMul")
+    total = builder.node("Add", [product, bias], hint=f"{node.name}/bias")
     return EnablingChange(((result, total),), (x,))

@@ -51,14 +51,14 @@ class Moved:
         own = builder.facts.dims(value)
         assert own is not None
         for node in reversed(self.steps):
-            dims, dtype = builder.facts.dims(node.outputs[0]), builder.facts.dtype(value)
+            dims = builder.facts.dims(node.outputs[0])
             assert dims is not None
             shape = [*dims[:-1], own[-1]]
             if node.op_type == "Reshape":
                 value = builder.reshape(value, shape)
             else:
                 kept, inputs = attributes(node), [value, *node.inputs[1:]]
-                value = builder.node(node.op_type, inputs, kept, domain=node.domain, dims=shape, dtype=dtype, hint=node.name)
+                value = builder.node(node.op_type, inputs, kept, domain=node.domain, dims=shape, hint=node.name)
         return value
 
     def others(self) -> list[ir.Value | None]:

@@ -22,18 +22,7 @@ from onnx_attnfuse.certify.arrays import aligned, axes_of
 from onnx_attnfuse.certify.execution import UNKNOWN, Execution
 from onnx_attnfuse.certify.interned import aside
 from onnx_attnfuse.certify.magnitudes import are_small
-from onnx_attnfuse.certify.terms import (
-    NINF,
-    Number,
-    Polynomial,
-    Term,
-    multiply,
-    number,
-    polynomial,
-    substitute,
-    truth,
-    walk,
-)
+from onnx_attnfuse.certify.terms import NINF, Number, Polynomial, Term, multiply, number, polynomial, substitute, truth, walk
 from onnx_attnfuse.fusion.enabling.rule import EnablingChange
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.constants import attributes, is_constant, is_standard
@@ -62,8 +51,7 @@ class _Product:
         """The product as one node."""
         if not self.equation:
             return self.value
-        dims, dtype = builder.facts.dims(self.value), builder.facts.dtype(self.value)
-        return builder.node("Einsum", self.operands, {"equation": self.equation}, dims=dims, dtype=dtype)
+        return builder.node("Einsum", self.operands, {"equation": self.equation})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,8 +90,8 @@ def with_factor_inside(weights: ir.Value, builder: Builder) -> EnablingChange | 
         if factor is None or values is None or not lengths or lengths[-1] != 1 or broadcast([lengths, dims]) != dims:
             continue
         builder.at(users[0])
-        weighed = builder.elementwise("Mul", [weights, factor], facts.dtype(weights))
-        result = builder.node("MatMul", [weighed, values], dims=facts.dims(plain), dtype=facts.dtype(plain))
+        weighed = builder.elementwise("Mul", [weights, factor])
+        result = builder.node("MatMul", [weighed, values])
         return EnablingChange(((users[0].outputs[0], result),), (weights, values, factor))
     return None
 
@@ -172,17 +160,17 @@ def _rewritten(scores: ir.Value, product: _Product, builder: Builder) -> Enablin
         return None
     made, dtype = product.written(builder), facts.dtype(scores)
     if form.factor != 1:
-        made = builder.elementwise("Mul", [made, builder.scalar(float(form.factor), dtype)], dtype)
+        made = builder.elementwise("Mul", [made, builder.scalar(float(form.factor), dtype)])
     frontier = [*product.operands] if product.equation else [product.value]
     ends = [item for item in form.ends if not is_constant(item) and item is not product.value]
     frontier += ends
     if form.has_rest or ends:
         rest = _copied(nodes, product.value, scores, builder, 0.0)
-        made = builder.node("Add", [made, rest], dims=facts.dims(scores), dtype=dtype, hint=f"{scores.name}/masked")
+        made = builder.node("Add", [made, rest], hint=f"{scores.name}/masked")
         if form.fill is not None:
             other = _copied(nodes, product.value, scores, builder, 1.0)
-            is_fill = builder.elementwise("Equal", [rest, other], ir.DataType.BOOL)
-            made = builder.elementwise("Where", [is_fill, builder.scalar(float(form.fill), dtype), made], dtype)
+            is_fill = builder.elementwise("Equal", [rest, other])
+            made = builder.elementwise("Where", [is_fill, builder.scalar(float(form.fill), dtype), made])
     return EnablingChange(((scores, made),), tuple(dict.fromkeys(frontier)), form.assumes)
 
 
@@ -273,9 +261,7 @@ def _copied(nodes: Sequence[ir.Node], product: ir.Value, scores: ir.Value, build
     made = {product: scalar if is_elementwise or dims is None else builder.expand(scalar, dims, [True] * len(dims))}
     for node in nodes:
         inputs = [None if item is None else made.get(item, item) for item in node.inputs]
-        given = [facts.dims(item) for item in inputs if item is not None]
-        dims = broadcast(given) if is_elementwise else facts.dims(node.outputs[0])
-        copy = builder.node(node.op_type, inputs, attributes(node), domain=node.domain, dims=dims, dtype=dtype)
+        copy = builder.node(node.op_type, inputs, attributes(node), domain=node.domain)
         known = facts.number(copy) if is_elementwise and all(map(is_constant, filter(None, inputs))) else None
         made[node.outputs[0]] = copy if known is None else builder.scalar(known, dtype)
     return made[scores]

@@ -85,8 +85,7 @@ def with_padded_columns(node: ir.Node, builder: Builder) -> EnablingChange | Non
     if not weight.shared:
         builder.rearranged.append(padded)
     inputs = [x, padded, *([] if bias is None else [_padded_bias(bias, columns, missing, builder)])]
-    wide = [*dims[:-1], columns + missing]
-    product = builder.node(node.op_type, inputs, attributes(node), dims=wide, dtype=dtype, hint=f"{node.name}/padded")
+    product = builder.node(node.op_type, inputs, attributes(node), hint=f"{node.name}/padded")
     frontier = [x] if bias is None or constant_tensor(bias) is not None else [x, bias]
     cut = builder.slice(product, len(dims) - 1, 0, columns) if cutting.slices else _unfolded(product, columns, builder)
     return EnablingChange(((result, cut),), tuple(frontier), cutting.assumes)
@@ -113,11 +112,11 @@ def _cutting(dims: Dims, columns: int, facts: Facts) -> _Cutting | None:
 
 def _unfolded(product: ir.Value, columns: int, builder: Builder) -> ir.Value:
     """The columns that are left, by UnfoldTensor: rows concatenated, and of each the beginning."""
-    dims, dtype = builder.facts.dims(product), builder.facts.dtype(product)
+    dims = builder.facts.dims(product)
     assert dims is not None
     rows = builder.reshape(product, [*dims[:-2], dims[-2] * dims[-1]])
     attributes = {"dim": len(dims) - 2, "size": columns, "step": dims[-1]}
-    return builder.node("UnfoldTensor", [rows], attributes, domain=CONTRIB, dims=[*dims[:-1], columns], dtype=dtype)
+    return builder.node("UnfoldTensor", [rows], attributes, domain=CONTRIB, dims=[*dims[:-1], columns])
 
 
 def _weight_of(operand: ir.Value) -> _Weight | None:
@@ -141,8 +140,7 @@ def _padded(value: ir.Value, axis: int, missing: int, builder: Builder) -> ir.Va
     assert dtype is not None
     sizes = [missing if place == axis else dim for place, dim in enumerate(dims)]
     zeros = builder.constant(np.zeros([size for size in sizes if isinstance(size, int)], dtype.numpy()))
-    wide = [dim + missing if place == axis else dim for place, dim in enumerate(dims)]
-    return builder.node("Concat", [value, zeros], {"axis": axis}, dims=wide, dtype=dtype)
+    return builder.node("Concat", [value, zeros], {"axis": axis})
 
 
 def _is_paddable(bias: ir.Value, columns: int, builder: Builder) -> bool:

@@ -68,22 +68,19 @@ class _Rotated:
 
     def paired(self, joined: int, builder: Builder) -> ir.Value:
         """The rotation with pairs side by side and so many heads as one."""
-        facts, (x, weight) = builder.facts, self.product.inputs
+        (x, weight) = self.product.inputs
         assert x is not None
         assert weight is not None
-        dims, dtype = facts.dims(self.product.outputs[0]), facts.dtype(self.product.outputs[0])
         columns = self._turned(weight, builder)
-        result = builder.node("MatMul", [x, columns], dims=dims, dtype=dtype, hint=f"{self.product.name}/pairs")
+        result = builder.node("MatMul", [x, columns], hint=f"{self.product.name}/pairs")
         if self.bias is not None:
-            result = builder.elementwise("Add", [result, self._turned(self.bias, builder)], dtype)
+            result = builder.elementwise("Add", [result, self._turned(self.bias, builder)])
         result = self.moved.again(result, builder)
         tables = [_repeated(table, joined, builder) for table in self.rotary.inputs[2:]]
         kept = {**attributes(self.rotary), "interleaved": 1, "num_heads": self.heads // joined}
         inputs = [result, self.rotary.inputs[1], *tables]
         old, domain = self.rotary.outputs[0], self.rotary.domain
-        return builder.node(
-            "RotaryEmbedding", inputs, kept, domain=domain, dims=facts.dims(old), dtype=dtype, hint=old.name or ""
-        )
+        return builder.node("RotaryEmbedding", inputs, kept, domain=domain, hint=old.name or "")
 
     def _turned(self, weight: ir.Value, builder: Builder) -> ir.Value:
         """A weight whose last axis has the channels of a pair side by side, a constant in the end."""
@@ -114,10 +111,8 @@ def with_paired_rotations(node: ir.Node, builder: Builder) -> EnablingChange | N
     if joined == 1:
         return None
     turned = [item.paired(joined, builder) for item in (query, key)]
-    dims, dtype, domain = facts.dims(result), facts.dtype(result), node.domain
-    new = builder.node(
-        node.op_type, [*turned, *node.inputs[2:]], attributes(node), domain=domain, dims=dims, dtype=dtype, hint=node.name
-    )
+    domain = node.domain
+    new = builder.node(node.op_type, [*turned, *node.inputs[2:]], attributes(node), domain=domain, hint=node.name)
     frontier = [*query.frontier(), *key.frontier(), *node.inputs[2:]]
     return EnablingChange(((result, new),), tuple(dict.fromkeys(value for value in frontier if value is not None)))
 
@@ -135,5 +130,4 @@ def _repeated(table: ir.Value | None, count: int, builder: Builder) -> ir.Value:
         repeats = constant_array(user.inputs[1], limit=2) if is_standard(user, "Tile") else None
         if repeats is not None and repeats.tolist() == wanted:
             return user.outputs[0]
-    wide = [dims[0], count * dims[1]] if isinstance(dims[1], int) else None
-    return builder.node("Tile", [table, builder.constant(wanted)], dims=wide, dtype=builder.facts.dtype(table))
+    return builder.node("Tile", [table, builder.constant(wanted)])

@@ -52,10 +52,7 @@ def as_fused_product(node: ir.Node, builder: Builder, *, is_fixed: bool) -> Enab
         return None
     if (facts.dims(addend) or (None,))[-1:] != columns:
         return None
-    dims, dtype = facts.dims(result), facts.dtype(result)
-    product = builder.node(
-        "FusedMatMul", [x, weight], {"alpha": 1.0}, domain=CONTRIB, dims=dims, dtype=dtype, hint=f"{node.name}/FusedMatMul"
-    )
+    product = builder.node("FusedMatMul", [x, weight], {"alpha": 1.0}, domain=CONTRIB, hint=f"{node.name}/FusedMatMul")
     return EnablingChange(((result, product),), (x,))
 
 
@@ -79,11 +76,11 @@ def as_own_products(node: ir.Node, builder: Builder) -> EnablingChange | None:
         start, end = (found.width * bound for bound in bounds)
         columns = builder.slice(weight, 1, start, end)
         builder.rearranged.append(columns)
-        product = builder.node("MatMul", [x, columns], dims=[*dims[:-1], end - start], dtype=dtype, hint=f"{node.name}/columns")
+        product = builder.node("MatMul", [x, columns], hint=f"{node.name}/columns")
         if bias is not None:
             part = builder.slice(bias, 0, start, end)
             builder.rearranged.append(part)
-            product = builder.elementwise("Add", [product, part], dtype)
+            product = builder.elementwise("Add", [product, part])
         own = facts.dims(piece)
         assert own is not None
         pairs.append((piece, builder.reshape(moved.again(product, builder), own)))

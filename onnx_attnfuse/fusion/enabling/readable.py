@@ -41,7 +41,7 @@ def with_column_joined(softmax: Softmax, builder: Builder) -> EnablingChange | N
     lengths: list[Dim] = [1 if place == axis else dim for place, dim in enumerate(dims)]
     sink = builder.expand(number, lengths, [True] * rank)
     parts = [sink, scores] if columns == [axis] else [scores, sink]
-    joined = builder.node("Concat", parts, {"axis": axis}, dims=facts.dims(padded), dtype=facts.dtype(scores))
+    joined = builder.node("Concat", parts, {"axis": axis})
     return EnablingChange(((padded, joined),), (scores,))
 
 
@@ -65,12 +65,11 @@ def with_values_joined(softmax: Softmax, builder: Builder) -> EnablingChange | N
             return None  # a value depends on another product
         if node is not None and places.get(node, -1) > places.get(first, -1):
             above += [producer for item in node.inputs if item is not None and (producer := item.producer()) not in above]
-    dtype, results = facts.dtype(values[0]), [node.outputs[0] for node in products]
-    axis, total = len(shapes[0]) - 1, sum(widths)
+    results = [node.outputs[0] for node in products]
+    axis = len(shapes[0]) - 1
     builder.at(last)
-    value = builder.node("Concat", values, {"axis": axis}, dims=(*shapes[0][:-1], total), dtype=dtype)
-    rows = (facts.dims(results[0]) or ())[:-1]
-    product = builder.node("MatMul", [weights, value], dims=(*rows, total), dtype=dtype)
+    value = builder.node("Concat", values, {"axis": axis})
+    product = builder.node("MatMul", [weights, value])
     pairs, start = list[tuple[ir.Value, ir.Value]](), 0
     for result, width in zip(results, widths, strict=True):
         pairs.append((result, builder.slice(product, axis, start, start + width)))
@@ -92,9 +91,9 @@ def with_terms_apart(softmax: Softmax, builder: Builder) -> EnablingChange | Non
         if any((facts.dims(term) or ())[-2:] != dims[-2:] for term in terms) or (facts.dims(values) or ())[:-2] != dims[:-2]:
             continue
         builder.at(product)
-        result, dtype = product.outputs[0], facts.dtype(product.outputs[0])
-        parts = [builder.node("MatMul", [term, values], dims=facts.dims(result), dtype=dtype) for term in terms]
-        return EnablingChange(((result, builder.elementwise(node.op_type, parts, dtype)),), (*terms, values))
+        result = product.outputs[0]
+        parts = [builder.node("MatMul", [term, values]) for term in terms]
+        return EnablingChange(((result, builder.elementwise(node.op_type, parts)),), (*terms, values))
     return None
 
 

@@ -45,13 +45,13 @@ def with_rotated_rows(node: ir.Node, builder: Builder) -> EnablingChange | None:
     own = _positions(positions, offset, whole, count, builder)
     if part < _SHORTEST or own is None:
         return None
-    shape, width, dtype = [count // part, part], whole[2], facts.dtype(rows)
+    shape, width = [count // part, part], whole[2]
     inputs = [builder.reshape(rows, [*shape, width]), builder.reshape(own, shape), *tables]
     kept, domain = attributes(node), node.domain
-    turned = builder.node(node.op_type, inputs, kept, domain=domain, dims=[*shape, width], dtype=dtype, hint=node.name)
+    turned = builder.node(node.op_type, inputs, kept, domain=domain, hint=node.name)
     flat = builder.reshape(turned, [count, width])
     hint = f"{node.name}/RestorePadding"
-    restored = builder.node("RestorePadding", [flat, offset], domain=domain, dims=list(whole), dtype=dtype, hint=hint)
+    restored = builder.node("RestorePadding", [flat, offset], domain=domain, dims=whole, hint=hint)
     frontier = (rows, offset, positions, *(table for table in tables if table is not None))
     return EnablingChange(((node.outputs[0], restored),), frontier)
 
@@ -69,8 +69,8 @@ def _positions(positions: ir.Value, offset: ir.Value, whole: tuple[int, ...], co
     taken = builder.cast(builder.slice(builder.reshape(offset, [batch * length]), 0, 0, count), _INDEX)
     if known == (batch, length):
         flat = builder.reshape(positions, [batch * length])
-        return builder.node("Gather", [flat, taken], {"axis": 0}, dims=[count], dtype=_INDEX)
+        return builder.node("Gather", [flat, taken], {"axis": 0})
     if known != (1,):
         return None
-    place = builder.elementwise("Mod", [taken, builder.constant(np.asarray(length))], _INDEX)
-    return builder.elementwise("Add", [place, positions], _INDEX)
+    place = builder.elementwise("Mod", [taken, builder.constant(np.asarray(length))])
+    return builder.elementwise("Add", [place, positions])

@@ -28,12 +28,6 @@ def as_quotient(node: ir.Node, builder: Builder) -> EnablingChange | None:
         if origin is None or origin.op_type != "Sqrt":
             continue
         result = node.outputs[0]
-        quotient = builder.node(
-            "Div",
-            [other, root],
-            dims=builder.facts.dims(result),
-            dtype=builder.facts.dtype(result),
-            hint=f"{node.name}/quotient",
-        )
+        quotient = builder.node("Div", [other, root], hint=f"{node.name}/quotient")
         return EnablingChange(((result, quotient),), (other, *(value for value in origin.inputs if value is not None)))
     return None

@@ -31,5 +31,5 @@ def as_separate_sum(node: ir.Node, builder: Builder) -> EnablingChange | None:
     if facts.dims(left) != dims or facts.dims(right) != dims:
         return None
     builder.at(added)
-    made = builder.node("Sum", [left, right], dims=dims, dtype=ir.DataType.FLOAT, hint=f"{added.name}/sum")
+    made = builder.node("Sum", [left, right], hint=f"{added.name}/sum")
     return EnablingChange(((total, made),), (left, right))

@@ -32,14 +32,6 @@ def with_one_table(node: ir.Node, builder: Builder) -> EnablingChange | None:
         return None
     if len(table.uses()) < 2 or len(turned.uses()) > 1 or turned.is_graph_output():
         return None
-    facts, result = builder.facts, node.outputs[0]
-    product = builder.node(
-        "FusedMatMul",
-        [x, table],
-        {"transB": 1},
-        domain=CONTRIB,
-        dims=facts.dims(result),
-        dtype=facts.dtype(result),
-        hint=f"{node.name}/FusedMatMul",
-    )
+    result = node.outputs[0]
+    product = builder.node("FusedMatMul", [x, table], {"transB": 1}, domain=CONTRIB, hint=f"{node.name}/FusedMatMul")
     return EnablingChange(((result, product),), (x,))

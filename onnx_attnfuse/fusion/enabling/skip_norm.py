@@ -55,16 +55,7 @@ def as_skip_norm(node: ir.Node, builder: Builder) -> EnablingChange | None:
         inputs += [None] * (4 - len(inputs)) if norm.op == "SkipLayerNormalization" else []
         inputs.append(biased[1])
     builder.at(sum_node)
-    fused = builder.node(
-        norm.op,
-        inputs,
-        {"epsilon": norm.epsilon},
-        domain=CONTRIB,
-        dims=dims,
-        dtype=facts.dtype(total),
-        hint=f"{node.name}/{norm.op}",
-        outputs=4,
-    )
+    fused = builder.node(norm.op, inputs, {"epsilon": norm.epsilon}, domain=CONTRIB, hint=f"{node.name}/{norm.op}", outputs=4)
     made = producer_of(fused)
     for unused in made.outputs[1:3]:
         unused.name = ""

@@ -48,8 +48,7 @@ def as_split_gelu(node: ir.Node, builder: Builder) -> EnablingChange | None:
     biased = added_bias(whole, facts) if is_cut_only else None
     builder.at(multiplied)
     x, bias = (whole, builder.constant(np.zeros(width, dtype.numpy()))) if biased is None else biased
-    half = [*dims[:-1], width // 2]
-    fused = builder.node(INFO.name, [x, bias], domain=CONTRIB, dims=half, dtype=dtype, hint=f"{node.name}/{INFO.name}")
+    fused = builder.node(INFO.name, [x, bias], domain=CONTRIB, hint=f"{node.name}/{INFO.name}")
     return EnablingChange(((multiplied.outputs[0], fused),), (x,))
 
 

@@ -43,12 +43,12 @@ def with_whole_rotation(node: ir.Node, builder: Builder) -> EnablingChange | Non
     rows = [_with_rows(table, found.prefix, content, builder) for table, content in zip(tables, (1.0, 0.0), strict=True)]
     flat, result = _flat(found.whole, node.outputs[0], facts), node.outputs[0]
     x, result = (found.whole, result) if flat is None else flat
-    dims, kept = facts.dims(x), attributes(found.rotary)
+    kept = attributes(found.rotary)
     if flat is not None:
         kept["num_heads"] = (facts.dims(found.whole) or (0, 0))[1]
     inputs = [x, positions, *rows]
     domain = found.rotary.domain
-    new = builder.node(found.rotary.op_type, inputs, kept, domain=domain, dims=dims, dtype=facts.dtype(x), hint=found.rotary.name)
+    new = builder.node(found.rotary.op_type, inputs, kept, domain=domain, hint=found.rotary.name)
     frontier = (x, *(table for table in tables if table is not None))
     return EnablingChange(((result, new),), frontier)
 
@@ -113,7 +113,7 @@ def _with_rows(table: ir.Value | None, count: int, number: float, builder: Build
     assert dtype is not None
     assert isinstance(dims[1], int)
     rows = builder.constant(np.full((count, dims[1]), number, dtype.numpy()))
-    return builder.node("Concat", [rows, table], {"axis": 0}, dims=[dims[0] + count, dims[1]], dtype=dtype)
+    return builder.node("Concat", [rows, table], {"axis": 0})
 
 
 def _flat(whole: ir.Value, joined: ir.Value, facts: Facts) -> tuple[ir.Value, ir.Value] | None:

@@ -44,8 +44,6 @@ def as_wide_norm(node: ir.Node, builder: Builder) -> EnablingChange | None:
         [x, *([] if norm.weight is None else [norm.weight])],
         {"epsilon": norm.epsilon, "num_branches": 1},
         domain=CONTRIB,
-        dims=dims,
-        dtype=facts.dtype(x),
         hint=f"{node.name}/{branchwise_rms_norm.INFO.name}",
     )
     if back is None:

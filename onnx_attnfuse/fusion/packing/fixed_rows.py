@@ -43,17 +43,17 @@ class UnpadFixed(Rows):
         lengths = builder.reduce("ReduceSum", kept, [1])
         self._begins = self._running(lengths, 0)
         self._total = builder.reduce("ReduceSum", lengths, [0])
-        before = builder.elementwise("Add", [self._running(kept, 1), self._begins], _INDEX)
+        before = builder.elementwise("Add", [self._running(kept, 1), self._begins])
         places = self._number(line.reshape(shape))
-        paddings = builder.elementwise("Sub", [places, before], _INDEX)
-        after = builder.elementwise("Add", [paddings, self._total], _INDEX)
-        to = builder.reshape(builder.elementwise("Where", [keep, before, after], _INDEX), [line.size])
+        paddings = builder.elementwise("Sub", [places, before])
+        after = builder.elementwise("Add", [paddings, self._total])
+        to = builder.reshape(builder.elementwise("Where", [keep, before, after]), [line.size])
         inputs = [self._number(0 * line), to, self._number(line)]
-        self._order = builder.node("ScatterElements", inputs, {"axis": 0}, dims=[line.size], dtype=_INDEX)
+        self._order = builder.node("ScatterElements", inputs, {"axis": 0})
         self.index = builder.slice(self._order, 0, 0, self._room)
         self._offset = builder.reshape(self._order, list(shape))
-        fits = builder.elementwise("LessOrEqual", [self._total, self._number([self._room])], _TRUTH)
-        self._known = builder.reshape(builder.elementwise("And", [keep, fits], _TRUTH), [*shape, 1])
+        fits = builder.elementwise("LessOrEqual", [self._total, self._number([self._room])])
+        self._known = builder.reshape(builder.elementwise("And", [keep, fits]), [*shape, 1])
         self._fits = builder.reshape(fits, [1, 1, 1])
 
     def filled(self, packed: ir.Value, like: ir.Value, marks: Marks) -> ir.Value:
@@ -70,16 +70,17 @@ class UnpadFixed(Rows):
         """(t, d) as (b, s, d), rows after the tokens at places of padding."""
         build, dims = self.builder, self.builder.facts.dims(packed)
         assert dims is not None
-        shape = [self.tokens.batch, self.tokens.length, dims[1]]
         inputs, hint = [packed, self._offset], "attnfuse/RestorePadding"
-        return build.node("RestorePadding", inputs, domain=CONTRIB, dims=shape, dtype=build.facts.dtype(packed), hint=hint)
+        return build.node(
+            "RestorePadding", inputs, domain=CONTRIB, dims=[self.tokens.batch, self.tokens.length, dims[1]], hint=hint
+        )
 
     def with_packing(self) -> UnpadFixed:
         """These rows with further inputs of PackedMultiHeadAttention; entries end where the rows do."""
         build, batch = self.builder, self.tokens.batch
         parts = [build.reshape(self._begins, [batch]), build.reshape(self._total, [1])]
-        ends = build.node("Concat", parts, {"axis": 0}, dims=[batch + 1], dtype=_INDEX)
-        starts = build.elementwise("Min", [ends, self._number([self._room])], _INDEX)
+        ends = build.node("Concat", parts, {"axis": 0})
+        starts = build.elementwise("Min", [ends, self._number([self._room])])
         self.packing = Packing(self._offset, starts)
         return self
 
@@ -93,14 +94,13 @@ class UnpadFixed(Rows):
     def _restored(self, packed: ir.Value) -> ir.Value:
         build, dtype = self.builder, self.builder.facts.dtype(packed)
         rows = self._put_back(packed)
-        filling = build.elementwise("Where", [self._fits, build.scalar(0.0, dtype), build.scalar(float("nan"), dtype)], dtype)
-        return build.elementwise("Where", [self._known, rows, filling], dtype)
+        filling = build.elementwise("Where", [self._fits, build.scalar(0.0, dtype), build.scalar(float("nan"), dtype)])
+        return build.elementwise("Where", [self._known, rows, filling])
 
     def _running(self, value: ir.Value, axis: int) -> ir.Value:
         """The exclusive cumulative sum along an axis."""
         inputs = [value, self.builder.constant(np.asarray(axis))]
-        dims = self.builder.facts.dims(value)
-        return self.builder.node("CumSum", inputs, {"exclusive": 1}, dims=dims, dtype=_INDEX)
+        return self.builder.node("CumSum", inputs, {"exclusive": 1})
 
     def _number(self, array: object) -> ir.Value:
         return self.builder.constant(np.asarray(array, np.int32))

@@ -125,8 +125,6 @@ class RowsForm(AttentionForm):
             [value if value is None else moved.get(value, value) for value in node.inputs],
             attributes(node),
             domain=node.domain,
-            dims=build.facts.dims(node.outputs[0]),
-            dtype=build.facts.dtype(node.outputs[0]),
             hint=f"{node.name or node.op_type}/rows",
             outputs=len(node.outputs),
         )

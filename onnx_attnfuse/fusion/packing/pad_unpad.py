@@ -69,10 +69,10 @@ class PadUnpad(abc.ABC):
         marked: Axes = tuple(axis if mark else () for axis, mark in zip(axes, marks, strict=True))
         seen = arrange(build, IndexedValue(keep, ((batch,), (rows,))), marked)
         if dtype == _TRUTH:
-            return build.elementwise("And", [value, seen], _TRUTH)
+            return build.elementwise("And", [value, seen])
         assert dtype is not None
         zero = build.constant(np.zeros((), dtype.numpy()), "attnfuse/zero")
-        return build.elementwise("Where", [seen, value, zero], dtype)
+        return build.elementwise("Where", [seen, value, zero])
 
     def _spread(self, value: ir.Value, marks: Marks) -> ir.Value:
         """The value for every entry and position, if it is the same for some."""
@@ -108,7 +108,7 @@ class UnpadTokens(PadUnpad):
         dims, dtype = build.facts.dims(value), build.facts.dtype(value)
         assert dims is not None
         hint = "attnfuse/RemovePadding"
-        removed = build.node("RemovePadding", [value, self._lengths], domain=CONTRIB, dtype=dtype, hint=hint, outputs=4)
+        removed = build.node("RemovePadding", [value, self._lengths], domain=CONTRIB, hint=hint, outputs=4)
         node = producer_of(removed)
         for item in node.outputs[1:]:
             item.dtype = ir.DataType.INT32
@@ -124,10 +124,9 @@ class UnpadTokens(PadUnpad):
         build, dims = self.builder, self.builder.facts.dims(packed)
         assert dims is not None
         assert self.packing is not None
-        shape = [self.tokens.batch, self.tokens.length, dims[1]]
         inputs = [packed, self.packing.offset]
-        dtype, hint = build.facts.dtype(packed), "attnfuse/RestorePadding"
-        return build.node("RestorePadding", inputs, domain=CONTRIB, dims=shape, dtype=dtype, hint=hint)
+        shape, hint = [self.tokens.batch, self.tokens.length, dims[1]], "attnfuse/RestorePadding"
+        return build.node("RestorePadding", inputs, domain=CONTRIB, dims=shape, hint=hint)
 
 
 class Rows(PadUnpad):
@@ -144,8 +143,7 @@ class Rows(PadUnpad):
         build, dims = self.builder, self.builder.facts.dims(value)
         assert dims is not None
         rows = build.reshape(value, [self.tokens.batch * self.tokens.length, dims[2]])
-        shape = [count_of(self.index, build.facts), dims[2]]
-        return build.node("Gather", [rows, self.index], {"axis": 0}, dims=shape, dtype=build.facts.dtype(value))
+        return build.node("Gather", [rows, self.index], {"axis": 0})
 
 
 class UnpadRows(Rows):
@@ -154,14 +152,14 @@ class UnpadRows(Rows):
     def __init__(self, builder: Builder, tokens: Tokens, keep: ir.Value) -> None:
         super().__init__(builder, tokens)
         whole = builder.reshape(keep, [tokens.batch * tokens.length])
-        found = builder.node("NonZero", [whole], dtype=_INDEX)
+        found = builder.node("NonZero", [whole])
         builder.facts.record(found, [1, builder.facts.fresh(found, 1)], _INDEX)
         self._rows = builder.transpose(found, [1, 0])
         self.index = builder.reshape(self._rows, [count_of(self._rows, builder.facts)])
         counted = [builder.cast(whole, _INDEX), builder.constant(np.asarray(0))]
-        running = builder.node("CumSum", counted, dims=[tokens.batch * tokens.length], dtype=_INDEX)
-        before = builder.elementwise("Sub", [running, builder.constant([1])], _INDEX)
-        first = builder.elementwise("Max", [before, builder.constant([0])], _INDEX)
+        running = builder.node("CumSum", counted)
+        before = builder.elementwise("Sub", [running, builder.constant([1])])
+        first = builder.elementwise("Max", [before, builder.constant([0])])
         self._nearest = builder.reshape(first, [tokens.batch, tokens.length])
 
     def filled(self, packed: ir.Value, like: ir.Value, marks: Marks) -> ir.Value:
@@ -169,9 +167,7 @@ class UnpadRows(Rows):
         build, dims = self.builder, self.builder.facts.dims(like)
         assert dims is not None
         axes, batch, rows = as_axes(marks, dims, self.tokens)
-        shape = [self.tokens.batch, self.tokens.length, *others(marks, dims)]
-        dtype = build.facts.dtype(packed)
-        gathered = build.node("Gather", [packed, self._nearest], {"axis": 0}, dims=shape, dtype=dtype)
+        gathered = build.node("Gather", [packed, self._nearest], {"axis": 0})
         return arrange(build, IndexedValue(gathered, ((batch,), (rows,), *others(marks, axes))), axes)
 
     def _restored(self, packed: ir.Value) -> ir.Value:
@@ -180,5 +176,5 @@ class UnpadRows(Rows):
         assert dtype is not None
         shape = [self.tokens.batch * self.tokens.length, dims[1]]
         zeros = build.expand(build.constant(np.zeros((1, 1), dtype.numpy()), "attnfuse/zero"), shape, [True, True])
-        rows = build.node("ScatterND", [zeros, self._rows, packed], dims=shape, dtype=dtype)
+        rows = build.node("ScatterND", [zeros, self._rows, packed])
         return build.reshape(rows, [self.tokens.batch, self.tokens.length, dims[1]])

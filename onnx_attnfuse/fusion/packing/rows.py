@@ -134,7 +134,7 @@ class RowsPacker(Packer):
             raise Refused("not-assumed", f"{reached.output.message}, which padded-rows-unused would allow")
         build = self._context.builder
         anywhere = build.reduce("ReduceMax", build.cast(padding.keep, ir.DataType.INT32), [1])
-        keep = build.logical("Or", [padding.keep, build.elementwise("Not", [build.cast(anywhere, _TRUTH)], _TRUTH)])
+        keep = build.logical("Or", [padding.keep, build.elementwise("Not", [build.cast(anywhere, _TRUTH)])])
         if reached.takes_first:
             if any(len(_paddings(site.meaning)) < len(site.meaning.predicates) for site in region.sites):
                 raise Refused("not-padding-only", "the first position is read, which may see no key where it is padding")
@@ -148,7 +148,7 @@ class RowsPacker(Packer):
         """(1, s): the first position."""
         build = self._context.builder
         line = build.counting(region.tokens.length)
-        return build.reshape(build.elementwise("Equal", [line, build.constant([0])], _TRUTH), [1, region.tokens.length])
+        return build.reshape(build.elementwise("Equal", [line, build.constant([0])]), [1, region.tokens.length])
 
 
 def _paddings(meaning: Meaning) -> list[Padding]:

@@ -78,8 +78,6 @@ def clone_on_packed(
         inputs,
         {**attributes, **{name: item for name, item in changed.items() if item is not None}},
         domain=step_node.domain,
-        dims=shapes[0],
-        dtype=facts.dtype(step_node.outputs[0]),
         hint=f"{step_node.name or step_node.op_type}/packed",
         outputs=len(outputs),
     )
