@@ -29,7 +29,6 @@ Paying: TypeAlias = Literal[
     "shared-table",
     "projection-bias",
     "fewer-biases",
-    "outside-biases",
     "bias-after",
     "emptied-rotations",
     "own-products",

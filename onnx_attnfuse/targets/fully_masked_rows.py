@@ -47,6 +47,8 @@ class Rows:
     """Rows whose scores must all be equal."""
     keeps_nan: bool = False
     """Their scores are NaN where they were: a number is added to some of them."""
+    by_tables: bool = False
+    """Whether the tables that rotate queries make them zero where they can: nothing reads and writes all queries once more."""
     refills: tuple[Refill, ...] = ()
     """Rows of the result that become a number."""
     assumes: tuple[AssumptionName, ...] = ()
@@ -99,7 +101,9 @@ def read_rows(
     if emitter is not None and spec.sink is None:
         check_half_sums(spec, context)
     compact = None if emitter is None else emitter.compact(spec.mask, fills)
-    rows = Rows(compact, assumes=assumes, keeps_nan=not all(isinstance(step, Replaced) for step in spec.mask))
+    by_tables = "emptied-rotations" in context.device.provider.pays
+    keeps_nan = not all(isinstance(step, Replaced) for step in spec.mask)
+    rows = Rows(compact, assumes=assumes, keeps_nan=keeps_nan, by_tables=by_tables)
     if compact is not None and emitter is not None and not has_key:
         rows = _with_dead_rows(rows, compact, emitter, spec, fills, context, zeroes=zeroes)
         if masked is not None and context.device.provider.computes_in_float16:

@@ -22,7 +22,7 @@ from onnx_attnfuse.targets.base import Emitted
 from onnx_attnfuse.targets.cache import past, presents
 from onnx_attnfuse.targets.fully_masked_rows import Rows
 from onnx_attnfuse.targets.masked_row_fixups import Refill, apply_rows, scale_rows
-from onnx_attnfuse.targets.rotary import factors_of, is_same, rotated, takes
+from onnx_attnfuse.targets.rotary import can_empty, factors_of, is_same, rotated, takes
 
 _RESCALE, _ROTATE, _DECOMPOSED = 10.0, 10.0, 50.0
 """Prices of multiplying a tensor by a number, of rotating it by one operator, and by decomposed ones, on the scale of
@@ -30,8 +30,8 @@ _RESCALE, _ROTATE, _DECOMPOSED = 10.0, 10.0, 50.0
 """
 
 
-def arranged(builder: Builder, source: Source, target: Axes, dtype: ir.DataType) -> ir.Value:
-    """An operand in the layout and type of the operator.
+def arranged(builder: Builder, source: Source, target: Axes, dtype: ir.DataType, empty: IndexedValue | None = None) -> ir.Value:
+    """An operand in the layout and type of the operator; a rotated one is 0 in the rows where `empty` holds.
 
     It is rotated with the heads it has, before they are repeated.
 
@@ -45,22 +45,26 @@ def arranged(builder: Builder, source: Source, target: Axes, dtype: ir.DataType)
         value = arrange(builder, indexed, layout)
         if dtype == ir.DataType.FLOAT:
             value = typed(builder, value, dtype)
-        indexed = IndexedValue(rotated(builder, value, source.rotary, layout), layout)
+        indexed = IndexedValue(rotated(builder, value, source.rotary, layout, empty), layout)
     return typed(builder, arrange(builder, indexed, target), dtype)
 
 
-def prepared_query(builder: Builder, query: ir.Value, spec: AttentionSpec, rows: Rows, scale: float, axes: Axes4) -> ir.Value:
-    """The queries times every scale that is no plain number, and the sign of the one that is; level rows are zero.
+def prepared_query(builder: Builder, source: Source, target: Axes, spec: AttentionSpec, rows: Rows, scale: float) -> ir.Value:
+    """The queries in the layout of the operator, (b, s, n·h), times every scale that is no plain number; level rows are zero.
 
-    Flash kernels look for the largest product before they scale it, so that a negative scale overflows there, and makes +inf of
-    -inf; an operator takes 0 for its default.
+    They get the sign of the scale that is a number, too: flash kernels look for the largest product before they scale it, so that
+    a negative scale overflows there, and makes +inf of -inf; an operator takes 0 for its default.
     """
+    assert spec.dtype is not None
+    axes, rotary, level = spec.axes, source.rotary, rows.zero_query
+    is_rotated = level is not None and rotary is not None and rows.by_tables and can_empty(rotary, level, axes.b, axes.i)
+    query = arranged(builder, source, target, spec.dtype, level if is_rotated else None)
     for value in spec.scale_values:
         query = scale_rows(builder, query, axes.h, value, axes)
     if scale <= 0.0:
         query = builder.elementwise("Mul", [query, builder.scalar(-1.0 if scale else 0.0, spec.dtype)])
-    if rows.zero_query is not None:
-        query = apply_rows(builder, query, axes.h, Refill(rows.zero_query, True, keeps_nan=rows.keeps_nan), axes)
+    if level is not None and not is_rotated:
+        query = apply_rows(builder, query, axes.h, Refill(level, True, keeps_nan=rows.keeps_nan), axes)
     return query
 
 
@@ -166,12 +170,11 @@ def grouped(
     rotary = turn if turn and other and is_same(turn, other) and absorbs is not None and absorbs(turn) else None
     if rotary is not None:
         chosen[:2] = [dataclasses.replace(source, rotary=None) for source in chosen[:2]]
-    query, key, value = (arranged(builder, source, target, spec.dtype) for source, target in zip(chosen, targets, strict=True))
     scale = spec.scale * chosen[0].factor * chosen[1].factor
+    query = prepared_query(builder, chosen[0], targets[0], spec, rows, scale)
+    key, value = (arranged(builder, source, target, spec.dtype) for source, target in zip(chosen[1:], targets[1:], strict=True))
     earlier = (None, None) if cache is None else past(builder, spec, cache, shared)
-    return Grouped(
-        (prepared_query(builder, query, spec, rows, scale, axes), key, value), chosen, targets, shared, scale, earlier, rotary
-    )
+    return Grouped((query, key, value), chosen, targets, shared, scale, earlier, rotary)
 
 
 def shared_heads(spec: AttentionSpec) -> Axis:

@@ -138,8 +138,9 @@ def _operands(spec: AttentionSpec, rows: Rows, context: BuildContext, *, flat: b
         query = _levelled(projected, rows, axes, builder)
         _, key, value = projected.operands
         return _Operands((query, key, value), projected.bias, chosen, targets, scale, projected.operands)
-    query, key, value = (arranged(builder, item, target, spec.dtype) for item, target in zip(chosen, targets, strict=True))
-    return _Operands((prepared_query(builder, query, spec, rows, scale, axes), key, value), None, chosen, targets, scale)
+    query = prepared_query(builder, chosen[0], targets[0], spec, rows, scale)
+    key, value = (arranged(builder, item, target, spec.dtype) for item, target in zip(chosen[1:], targets[1:], strict=True))
+    return _Operands((query, key, value), None, chosen, targets, scale)
 
 
 def _scale(spec: AttentionSpec, chosen: Sequence[Source]) -> float:

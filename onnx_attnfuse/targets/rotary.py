@@ -12,7 +12,7 @@ from onnx_attnfuse.attention.axes.factors import Axes, Axis, Factor, leaves, len
 from onnx_attnfuse.attention.axes.rearrange import arrange
 from onnx_attnfuse.attention.axes.views import IndexedValue
 from onnx_attnfuse.attention.spec import Rotary, Table
-from onnx_attnfuse.graph.build import Builder
+from onnx_attnfuse.graph.build import Builder, dims_of
 from onnx_attnfuse.graph.constants import attribute, is_standard
 from onnx_attnfuse.graph.sizes import Dim
 from onnx_attnfuse.kernels.operators.rotary_embedding import INFO
@@ -54,8 +54,20 @@ def factors_of(rotary: Rotary) -> set[Factor]:
     }
 
 
-def rotated(builder: Builder, value: ir.Value, rotary: Rotary, layout: Axes) -> ir.Value:
-    """`value`, laid out as (b, s, n·h) or (b, n, s, h), rotated.
+def can_empty(rotary: Rotary, rows: IndexedValue, batch: Axis, positions: Axis) -> bool:
+    """Whether tables that are 0 in some rows make a rotation 0 there: all channels are rotated, and heads are alike.
+
+        where(test, 0, rotate(q, cos, sin))  =  rotate(q, where(test, 0, cos), where(test, 0, sin))
+
+    Tables are as long as a head, which all heads share, and one pair of them serves all layers.
+    """
+    whole, given = rotary.width == length(leaves(rotary.channels)), rotary.positions
+    by_row = {leaf for axis in refined(rows.axes) for leaf in axis} <= {*leaves(batch), *leaves(positions)}
+    return whole and by_row and (given is None or len(given.axes) > 1)
+
+
+def rotated(builder: Builder, value: ir.Value, rotary: Rotary, layout: Axes, empty: IndexedValue | None = None) -> ir.Value:
+    """`value`, laid out as (b, s, n·h) or (b, n, s, h), rotated; 0 in the rows where `empty` holds.
 
     Raises:
         Refused: The number of heads is known at run time only.
@@ -68,6 +80,8 @@ def rotated(builder: Builder, value: ir.Value, rotary: Rotary, layout: Axes) -> 
             f"the number of heads, {heads}, is known at run time only; RotaryEmbedding has it as an attribute",
         )
     cos, sin, positions = tables(builder, rotary, layout[0], layout[-2], dtype)
+    if empty is not None:
+        cos, sin, positions = _emptied(builder, (cos, sin), positions, empty, layout)
     attributes: dict[str, int] = {"num_heads": heads, "interleaved": int(rotary.interleaved)}
     if rotary.width != length(leaves(rotary.channels)):
         attributes["rotary_embedding_dim"] = rotary.width
@@ -89,6 +103,27 @@ def tables(
     if not batched:
         return cos, sin, builder.constant([0])
     return cos, sin, counted_rows(builder, length(batch), length(rows))
+
+
+def _emptied(
+    builder: Builder, caches: tuple[ir.Value, ir.Value], positions: ir.Value, empty: IndexedValue, layout: Axes
+) -> tuple[ir.Value, ir.Value, ir.Value]:
+    """Caches with zeros in some rows: one for each position of each entry where the test, or the rotation, differs by entry."""
+    batch, rows = layout[0], layout[-2]
+    present = {leaf for axis in refined(empty.axes) for leaf in axis}
+    test = arrange(builder, empty, (*(axis if present & set(axis) else () for axis in (batch, rows)), ()))
+    counted, width = counted_rows(builder, length(batch), length(rows)), dims_of(builder, caches[0])[1]
+    if builder.facts.rank(positions) == 1:
+        by_row = [builder.reshape(cache, [1, length(rows), width]) for cache in caches]
+    elif positions is counted:
+        by_row = [builder.reshape(cache, [length(batch), length(rows), width]) for cache in caches]
+    else:
+        by_row = [builder.node("Gather", [cache, positions], {"axis": 0}) for cache in caches]
+    zero = builder.scalar(0.0, builder.facts.dtype(caches[0]))
+    chosen = [builder.elementwise("Where", [test, zero, cache]) for cache in by_row]
+    alike = dims_of(builder, chosen[0])[0] == 1
+    cos, sin = (builder.reshape(cache, [length(rows) if alike else length(batch) * length(rows), width]) for cache in chosen)
+    return cos, sin, builder.constant([0]) if alike else counted
 
 
 def counted_rows(builder: Builder, batch: Dim, rows: Dim) -> ir.Value:

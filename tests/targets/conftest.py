@@ -13,6 +13,4 @@ from onnx_attnfuse.kernels import providers
 def biases_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     """Biases stay where the operator takes them on CUDA, and are not moved out of it afterwards."""
     record = providers.provider("cuda")
-    monkeypatch.setitem(
-        providers._records, "cuda", dataclasses.replace(record, pays=record.pays - {"fewer-biases", "outside-biases"})
-    )
+    monkeypatch.setitem(providers._records, "cuda", dataclasses.replace(record, pays=record.pays - {"fewer-biases"}))

@@ -11,8 +11,7 @@ import onnx_ir as ir
 from onnx_attnfuse.containment import Subject
 from onnx_attnfuse.fusion.enabling.added_in_place import as_padded_sum
 from onnx_attnfuse.fusion.enabling.anywhere import as_sum
-from onnx_attnfuse.fusion.enabling.attention_biases import with_bias_after, with_biases_outside, with_fewer_biases
-from onnx_attnfuse.fusion.enabling.emptied_rotations import with_emptied_rotation
+from onnx_attnfuse.fusion.enabling.attention_biases import with_bias_after, with_fewer_biases
 from onnx_attnfuse.fusion.enabling.experts import as_experts, as_single_experts
 from onnx_attnfuse.fusion.enabling.gelu import as_gelu
 from onnx_attnfuse.fusion.enabling.gemm import as_product
@@ -72,27 +71,15 @@ AFTER: tuple[EnablingRule, ...] = (
     _SPLIT_GEMM,  # that of the output projection, whose Reshape of (b, s, n, h) is one of (b, s, n·h) now
     EnablingRule(
         "key biases dropped (softmax ignores them) and value biases moved after the attention",
-        frozenset(["MultiHeadAttention"]),
+        frozenset(["MultiHeadAttention", "PackedMultiHeadAttention"]),
         with_fewer_biases,
         "fewer-biases",
-    ),
-    EnablingRule(
-        "biases added to keys dropped, and those added to values moved after the attention",
-        frozenset(["MultiHeadAttention", "PackedMultiHeadAttention"]),
-        with_biases_outside,
-        "outside-biases",
     ),
     EnablingRule(
         "value biases merged into those of the output projections",
         frozenset(["MatMul"]),
         with_bias_after,
         "bias-after",
-    ),
-    EnablingRule(
-        "query rows zeroed through the rotary tables",
-        frozenset(["Mul", "Where"]),
-        with_emptied_rotation,
-        "emptied-rotations",
     ),
     EnablingRule(
         "x * (1 / r) rewritten as x / r, so that ONNX Runtime fuses RMSNorm",

@@ -14,98 +14,72 @@ that are 0 with their bias take a plain 0 then, by a condition as large as they 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 
 import numpy as np
 import onnx_ir as ir
 
-from onnx_attnfuse.fusion.enabling.emptied_rows import EmptiedRows
+from onnx_attnfuse.attention.axes.views import IndexedValue
 from onnx_attnfuse.fusion.enabling.helpers import added_bias, only_use
 from onnx_attnfuse.fusion.enabling.rule import EnablingChange
-from onnx_attnfuse.graph.build import Builder
+from onnx_attnfuse.graph.build import Builder, dims_of
 from onnx_attnfuse.graph.constants import Array, attributes, constant_array, constant_tensor, given, is_standard
 from onnx_attnfuse.graph.facts import Facts
+from onnx_attnfuse.targets.masked_row_fixups import Refill, filled
 from onnx_attnfuse.targets.projection_bias import MAX_BIAS_ELEMENTS
 
-_BIAS, _FIRST_OF_CACHE = 3, 6
-"""Inputs of MultiHeadAttention."""
-_PLACES: Mapping[str, tuple[int, ...]] = {"PackedMultiHeadAttention": (4, 5)}
-"""Inputs that say where tokens are."""
+_BIAS, _MASK = 3, 5
+"""Inputs of MultiHeadAttention; those after the mask are of a cache."""
+_PLACES = {4, 5}
+"""Inputs of PackedMultiHeadAttention that say where tokens are."""
 
 
 def with_fewer_biases(node: ir.Node, builder: Builder) -> EnablingChange | None:
-    """MultiHeadAttention that adds the bias of its queries only, before it, and that of its values after it."""
-    facts = builder.facts
-    found = _Biased.read(node, facts)
-    if found is None:
-        return None
-    emptied = _emptied(found, facts)
-    if emptied is None and found.mask is not None:
-        return None
-    query, frontier = _query(found, emptied, builder)
-    inputs: list[ir.Value | None] = [query, found.key, found.value, None, *node.inputs[_BIAS + 1 :]]
-    while inputs[-1] is None:
-        inputs.pop()
-    result = node.outputs[0]
-    fused = builder.node(node.op_type, inputs, attributes(node), domain=node.domain, hint=node.name)
-    if found.biases[2].any():
-        fused = builder.elementwise("Add", [fused, builder.constant(found.biases[2])])
-    return EnablingChange(((result, fused),), (*frontier, *(value for value in inputs[1:] if value is not None)))
+    """An attention that adds no bias to its keys, and that of its values after it; that of its queries is added before it.
 
-
-@dataclasses.dataclass(frozen=True)
-class _Biased:
-    """MultiHeadAttention with a constant bias and without a cache."""
-
-    query: ir.Value
-    key: ir.Value
-    value: ir.Value
-    biases: tuple[Array, Array, Array]
-    mask: ir.Value | None
-
-    @staticmethod
-    def read(node: ir.Node, facts: Facts) -> _Biased | None:
-        """The operator; None where a cache holds keys with their bias, or rows may be left without weights that sum to 1."""
-        query, key, value, bias, padding, mask = (given(node, place) for place in range(_FIRST_OF_CACHE))
-        if query is None or key is None or value is None or padding is not None or any(node.inputs[_FIRST_OF_CACHE:]):
-            return None
-        if any(value.uses() or value.is_graph_output() for value in node.outputs[1:]):
-            return None
-        widths = [(facts.dims(item) or ("",))[-1] for item in (query, key, value) if facts.rank(item) == 3]
-        added = constant_array(bias, limit=MAX_BIAS_ELEMENTS)
-        if added is None or len(widths) != 3 or not np.isfinite(added).all():
-            return None
-        first, second, third = widths
-        if not (isinstance(first, int) and isinstance(second, int) and isinstance(third, int)):
-            return None
-        if added.size != first + second + third:
-            return None
-        return _Biased(query, key, value, (added[:first], added[first : first + second], added[first + second :]), mask)
-
-
-def with_biases_outside(node: ir.Node, builder: Builder) -> EnablingChange | None:
-    """An attention without the bias that was added to its keys, and with that of its values after it.
-
-    That takes rows whose weights sum to 1: those of MultiHeadAttention without a mask, and those of PackedMultiHeadAttention,
-    each of a token, which sees itself.
+    That takes rows whose weights sum to 1: those of MultiHeadAttention without lengths, and those of PackedMultiHeadAttention,
+    each of a token, which sees itself. A mask takes queries that are 0 in rows without a key.
     """
-    facts, places = builder.facts, _PLACES.get(node.op_type, ())
-    query, key, value = (given(node, place) for place in range(_BIAS))
-    others = [place for place, item in enumerate(node.inputs) if place >= _BIAS and item is not None]
-    if query is None or key is None or value is None or not set(others) <= set(places):
-        return None
+    facts, is_packed = builder.facts, node.op_type == "PackedMultiHeadAttention"
+    operands = [given(node, place) for place in range(_BIAS)]
+    others = {place for place in range(_BIAS, len(node.inputs)) if node.inputs[place] is not None}
     if any(item.uses() or item.is_graph_output() for item in node.outputs[1:]):
         return None
-    keys, values = _apart(key, facts), _apart(value, facts)
-    if keys is None and values is None:
+    if None in operands or not others <= (_PLACES if is_packed else {_BIAS, _MASK}):
         return None
-    key, value = key if keys is None else keys[0], value if values is None else values[0]
-    result, inputs = node.outputs[0], [query, key, value, *node.inputs[_BIAS:]]
-    dims = facts.dims(result)
+    query, key, value = (item for item in operands if item is not None)
+    inside = _inside(node, facts) if _BIAS in others else None
+    if inside is None:
+        keys, values = _apart(key, facts), _apart(value, facts)
+        if others - (_PLACES if is_packed else set()) or (keys is None and values is None):
+            return None
+        key, value = key if keys is None else keys[0], value if values is None else values[0]
+        added, frontier = None if values is None else values[1], [query, key, value]
+    else:
+        emptied = _emptied(query, inside[0], facts)
+        if emptied is None and _MASK in others:
+            return None
+        frontier = [*([query] if emptied is None else [emptied.rows, emptied.test]), key, value]
+        query = _biased(query, inside[0], emptied, builder)
+        added = builder.constant(inside[2]) if inside[2].any() else None
+    inputs: list[ir.Value | None] = [query, key, value, None, *node.inputs[_BIAS + 1 :]]
+    while inputs[-1] is None:
+        inputs.pop()
+    dims = facts.dims(node.outputs[0])
     fused = builder.node(node.op_type, inputs, attributes(node), domain=node.domain, dims=dims, hint=node.name)
-    if values is not None:
-        fused = builder.elementwise("Add", [fused, values[1]])
-    return EnablingChange(((result, fused),), tuple(item for item in inputs if item is not None))
+    result = fused if added is None else builder.elementwise("Add", [fused, added])
+    frontier += [item for item in inputs[_BIAS:] if item is not None]
+    return EnablingChange(((node.outputs[0], result),), tuple(frontier))
+
+
+def _inside(node: ir.Node, facts: Facts) -> tuple[Array, Array, Array] | None:
+    """The finite constant biases of queries, keys and values that an operator adds itself."""
+    widths = [(facts.dims(item) or ("",))[-1] for item in node.inputs[:_BIAS] if item is not None and facts.rank(item) == 3]
+    known = [width for width in widths if isinstance(width, int)]
+    bias = constant_array(node.inputs[_BIAS], limit=MAX_BIAS_ELEMENTS)
+    if bias is None or len(known) != _BIAS or not np.isfinite(bias).all() or bias.size != sum(known):
+        return None
+    first, second = known[0], known[0] + known[1]
+    return bias[:first], bias[first:second], bias[second:]
 
 
 def _apart(value: ir.Value, facts: Facts) -> tuple[ir.Value, ir.Value] | None:
@@ -115,37 +89,68 @@ def _apart(value: ir.Value, facts: Facts) -> tuple[ir.Value, ir.Value] | None:
     return found if bias is not None and np.isfinite(bias).all() else None
 
 
-def _query(found: _Biased, emptied: EmptiedRows | None, builder: Builder) -> tuple[ir.Value, tuple[ir.Value, ...]]:
-    """The queries with their bias, and their operands."""
-    bias = found.biases[0]
-    rows = found.query if emptied is None else emptied.rows
-    biased = builder.elementwise("Add", [rows, builder.constant(bias)]) if bias.any() else rows
-    if emptied is None:
-        return biased, (rows,)
-    return emptied.emptied(biased, _full(emptied.test, biased, builder), builder), (emptied.test, rows)
+@dataclasses.dataclass(frozen=True)
+class _Emptied:
+    """Queries that are the opposite of their bias where a test holds, as `targets/masked_row_fixups.py` writes them.
+
+    where(test, filling, rows)        rows · cast(not test)        rows · cast(not test) + cast(test) · filling
+    """
+
+    test: ir.Value
+    rows: ir.Value
+    filling: ir.Value | None
+    """None is 0."""
+    keeps_nan: bool
 
 
-def _emptied(found: _Biased, facts: Facts) -> EmptiedRows | None:
+def _read_emptied(node: ir.Node | None) -> _Emptied | None:
+    """The last node of each form."""
+    if is_standard(node, "Where"):
+        test, filling, rows = node.inputs
+        return None if test is None or rows is None else _Emptied(test, rows, filling, keeps_nan=False)
+    if is_standard(node, "Mul"):
+        rows, kept = node.inputs
+        test = _input_of(_input_of(kept, "Cast"), "Not")
+        return None if test is None or rows is None else _Emptied(test, rows, None, keeps_nan=True)
+    if not is_standard(node, "Add"):
+        return None
+    product, dropped = (None if item is None else item.producer() for item in node.inputs)
+    found = _read_emptied(product) if is_standard(product, "Mul") else None
+    if found is None or not is_standard(dropped, "Mul") or _input_of(dropped.inputs[0], "Cast") is not found.test:
+        return None
+    return dataclasses.replace(found, filling=dropped.inputs[1])
+
+
+def _input_of(value: ir.Value | None, op: str) -> ir.Value | None:
+    """The first input of the node that computes a value, if it is an `op` of the standard."""
+    node = None if value is None else value.producer()
+    return node.inputs[0] if is_standard(node, op) else None
+
+
+def _emptied(query: ir.Value, bias: Array, facts: Facts) -> _Emptied | None:
     """Queries that are the opposite of the bias in some rows, so that they are 0 with their bias."""
-    emptied = EmptiedRows.read(found.query.producer()) if len(found.query.uses()) == 1 else None
-    if emptied is None or facts.rank(emptied.test) != 3 or facts.dims(emptied.rows) != facts.dims(found.query):
+    emptied = _read_emptied(query.producer()) if len(query.uses()) == 1 else None
+    if emptied is None or facts.rank(emptied.test) != 3 or facts.dims(emptied.rows) != facts.dims(query):
         return None
     filling = np.zeros(1) if emptied.filling is None else constant_array(emptied.filling, limit=MAX_BIAS_ELEMENTS)
-    opposite = -found.biases[0]
-    if filling is None or filling.size not in {1, opposite.size}:
+    if filling is None or filling.size not in {1, bias.size}:
         return None
-    return emptied if (filling.reshape(-1) == opposite).all() else None
+    return emptied if (filling.reshape(-1) == -bias).all() else None
 
 
-def _full(test: ir.Value, like: ir.Value, builder: Builder) -> ir.Value:
-    """A condition as large as its alternatives; one for all attentions of that size."""
-    dims, known = builder.facts.dims(like), builder.facts.dims(test)
-    assert dims is not None
-    assert known is not None
-    for node, _ in test.uses():
-        if is_standard(node, "Expand") and builder.facts.dims(node.outputs[0]) == dims:
-            return node.outputs[0]
-    return builder.expand(test, dims, [old != new for old, new in zip(known, dims, strict=True)])
+def _biased(query: ir.Value, bias: Array, emptied: _Emptied | None, builder: Builder) -> ir.Value:
+    """The queries with their bias, 0 where they are emptied, by a condition as large as they are."""
+    rows = query if emptied is None else emptied.rows
+    rows = builder.elementwise("Add", [rows, builder.constant(bias)]) if bias.any() else rows
+    if emptied is None:
+        return rows
+    dims, known = dims_of(builder, rows), dims_of(builder, emptied.test)
+    test = builder.expand(emptied.test, dims, [old != new for old, new in zip(known, dims, strict=True)])
+    zero, refill = (
+        builder.scalar(0.0, builder.facts.dtype(rows)),
+        Refill(IndexedValue(test, ()), True, keeps_nan=emptied.keeps_nan),
+    )
+    return filled(builder, rows, test, zero, refill)
 
 
 def with_bias_after(node: ir.Node, builder: Builder) -> EnablingChange | None:

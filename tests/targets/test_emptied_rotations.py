@@ -130,10 +130,14 @@ def test_channels_that_are_not_rotated_keep_their_where() -> None:
     np.testing.assert_allclose(outputs_of(result), outputs_of(model), atol=4e-3)
 
 
-def test_rotated_queries_that_two_attentions_empty_in_other_rows_keep_their_wheres() -> None:
+def test_rotated_queries_that_two_attentions_empty_in_other_rows_have_tables_for_each() -> None:
     more = """qk_2 = MatMul(q_t, kk) scores_2 = Mul(qk_2, scale) seen_2 = Where(mask, low, scores_2)
         weights_2 = Softmax<axis = -1>(seen_2) other = MatMul(weights_2, vt)"""
     model = model_of(outputs=", float16[b, 2, s, 16] other", more=more)
     result = fused(model, sites=2)
-    assert query_of(result).op_type == "Where"
+    queries = [node.input[0] for node in result.graph.node if node.op_type == "MultiHeadAttention"]
+    rotations = [node.output[0] for node in result.graph.node if node.op_type == "RotaryEmbedding"]
+    assert len(queries) == len(set(queries)) == 2
+    assert set(queries) < set(rotations)
+    assert len(rotations) == 3
     np.testing.assert_allclose(outputs_of(result), outputs_of(model), atol=4e-3)
