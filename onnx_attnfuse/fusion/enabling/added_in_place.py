@@ -14,7 +14,7 @@ from onnx_attnfuse.attention.masks.index_reader import Reader
 from onnx_attnfuse.attention.masks.mask_terms import index
 from onnx_attnfuse.attention.masks.scatters import scattered_to
 from onnx_attnfuse.certify.terms import ZERO, subtract
-from onnx_attnfuse.fusion.enabling.rule import EnablingChange
+from onnx_attnfuse.fusion.enabling.rule import EnablingChange, enabling
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.constants import attribute, given, is_standard
 from onnx_attnfuse.graph.facts import Facts
@@ -25,6 +25,7 @@ _Place = tuple[tuple[int, int], ...]
 """An index as (axis of the updated tensor, offset) for each axis of a value."""
 
 
+@enabling("sums written back into a slice rewritten as sums with a padded addend", "ScatterND", None)
 def as_padded_sum(node: ir.Node, builder: Builder) -> EnablingChange | None:
     """A ScatterND of a part of a tensor with something added to it, as an Add; of the part as it was, as the tensor."""
     data, updates, result = given(node, 0), given(node, 2), node.outputs[0]

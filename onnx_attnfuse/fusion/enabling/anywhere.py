@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from onnx_attnfuse.fusion.enabling.rule import EnablingChange
+from onnx_attnfuse.fusion.enabling.rule import EnablingChange, enabling
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.constants import attribute, given, is_standard
 from onnx_attnfuse.graph.dtypes import HALVES
@@ -23,12 +23,13 @@ _TAKES_HALVES = 20
 """The opset from which on IsInf takes half precision."""
 
 
+@enabling("tests for any true element computed by ReduceSum", "ReduceMax", "any-by-sum")
 def as_sum(node: ir.Node, builder: Builder) -> EnablingChange | None:
     """The maximum of truth values, which are only asked whether one is true, as a sum that is above 0."""
     facts = builder.facts
     data, result = given(node, 0), node.outputs[0]
     counted = None if data is None else data.producer()
-    if not is_standard(node, "ReduceMax") or not is_standard(counted, "Cast") or "nonempty-axes" not in facts.assumed.names:
+    if not is_standard(counted, "Cast") or "nonempty-axes" not in facts.assumed.names:
         return None
     test, asked = counted.inputs[0], [user for user, _ in result.uses()]
     rank = None if test is None else facts.rank(test)

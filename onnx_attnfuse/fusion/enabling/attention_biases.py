@@ -20,7 +20,7 @@ import onnx_ir as ir
 
 from onnx_attnfuse.attention.axes.views import IndexedValue
 from onnx_attnfuse.fusion.enabling.helpers import added_bias, only_use
-from onnx_attnfuse.fusion.enabling.rule import EnablingChange
+from onnx_attnfuse.fusion.enabling.rule import EnablingChange, enabling
 from onnx_attnfuse.graph.build import Builder, dims_of
 from onnx_attnfuse.graph.constants import Array, attributes, constant_array, constant_tensor, given, is_standard
 from onnx_attnfuse.graph.facts import Facts
@@ -33,6 +33,11 @@ _PLACES = {4, 5}
 """Inputs of PackedMultiHeadAttention that say where tokens are."""
 
 
+@enabling(
+    "key biases dropped (softmax ignores them) and value biases moved after the attention",
+    "com.microsoft.MultiHeadAttention com.microsoft.PackedMultiHeadAttention",
+    "fewer-biases",
+)
 def with_fewer_biases(node: ir.Node, builder: Builder) -> EnablingChange | None:
     """An attention that adds no bias to its keys, and that of its values after it; that of its queries is added before it.
 
@@ -153,10 +158,11 @@ def _biased(query: ir.Value, bias: Array, emptied: _Emptied | None, builder: Bui
     return filled(builder, rows, test, zero, refill)
 
 
+@enabling("value biases merged into those of the output projections", "MatMul", "bias-after")
 def with_bias_after(node: ir.Node, builder: Builder) -> EnablingChange | None:
     """`(x + b) @ w + c` of constants b, w and c as `x @ w + (b @ w + c)`, whose bias is computed when the model is written."""
     facts = builder.facts
-    if not is_standard(node, "MatMul") or node.inputs[0] is None or node.inputs[1] is None:
+    if node.inputs[0] is None or node.inputs[1] is None:
         return None
     x, weight = node.inputs[0], node.inputs[1]
     biased = added_bias(x, facts) if len(x.uses()) == 1 and not x.is_graph_output() else None

@@ -19,7 +19,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnx_attnfuse.fusion.enabling.expert_layers import ExpertLayer, both_ways, plain, read_layer
-from onnx_attnfuse.fusion.enabling.rule import EnablingChange
+from onnx_attnfuse.fusion.enabling.rule import EnablingChange, enabling
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.constants import attribute, is_standard
 from onnx_attnfuse.graph.dtypes import largest
@@ -34,6 +34,7 @@ _SINCE = 11
 """The opset that ScatterElements is there from."""
 
 
+@enabling("layers of experts fused to MoE", "ReduceSum", "experts")
 def as_experts(node: ir.Node, builder: Builder) -> EnablingChange | None:
     """MoE in place of the nodes up to the sum over the experts of each token, where a softmax made their weights."""
     found = _read(node, builder.facts) if builder.opset >= _SINCE else None
@@ -51,6 +52,7 @@ def as_experts(node: ir.Node, builder: Builder) -> EnablingChange | None:
     return EnablingChange(((result, mixed),), (found.tokens, routing.logits))
 
 
+@enabling("layers of experts fused to MoE, one expert a token", "MatMul", "single-experts")
 def as_single_experts(node: ir.Node, builder: Builder) -> EnablingChange | None:
     """MoE of one expert for each copy of a token, in place of its second product; the weighted sum stays."""
     facts, result = builder.facts, node.outputs[0]
@@ -106,7 +108,7 @@ class _Experts:
 
 
 def _read(node: ir.Node, facts: Facts) -> _Experts | None:
-    if not is_standard(node, "ReduceSum") or node.inputs[0] is None or attribute(node, "keepdims", 1) != 0:
+    if node.inputs[0] is None or attribute(node, "keepdims", 1) != 0:
         return None
     dims = facts.dims(node.inputs[0])
     if dims is None or len(dims) != _CUBE or axes_of(node, 1, _CUBE, facts) != [1] or not isinstance(dims[1], int):

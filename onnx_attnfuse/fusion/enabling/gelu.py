@@ -12,7 +12,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnx_attnfuse.fusion.enabling.helpers import added_bias, only_use
-from onnx_attnfuse.fusion.enabling.rule import EnablingChange
+from onnx_attnfuse.fusion.enabling.rule import EnablingChange, enabling
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.constants import attribute, given, is_standard
 from onnx_attnfuse.graph.dtypes import HALVES
@@ -25,6 +25,7 @@ _CONSTANT_TOLERANCE = 4e-3
 """The tolerance of constants: bfloat16 has eight bits."""
 
 
+@enabling("half-precision Gelus fused with their bias, or zeros", "Erf Gelu com.microsoft.Gelu", "half-gelu")
 def as_gelu(node: ir.Node, builder: Builder) -> EnablingChange | None:
     """A Gelu, or the one that an Erf is a part of, as BiasGelu.
 

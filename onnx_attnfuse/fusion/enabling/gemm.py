@@ -9,21 +9,18 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from onnx_attnfuse.fusion.enabling.helpers import only_use
-from onnx_attnfuse.fusion.enabling.rule import EnablingChange
+from onnx_attnfuse.fusion.enabling.rule import EnablingChange, enabling
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.constants import attribute, constant_tensor, is_standard
 
 _PLAIN = {"alpha": 1.0, "beta": 1.0, "transA": 0, "transB": 0}
 
 
+@enabling("Gemm split into MatMul and Add, so that the bias can be fused", "Gemm", "split-gemm")
 def as_product(node: ir.Node, builder: Builder) -> EnablingChange | None:
     """`reshape(gemm(reshape(x), w, b))` with all axes but the last as they were, as `x @ w + b`."""
     facts = builder.facts
-    if (
-        not is_standard(node, "Gemm")
-        or len(node.inputs) < 3
-        or any(attribute(node, name, plain) != plain for name, plain in _PLAIN.items())
-    ):
+    if len(node.inputs) < 3 or any(attribute(node, name, plain) != plain for name, plain in _PLAIN.items()):
         return None
     flat, weight, bias = node.inputs[:3]
     before = None if flat is None else flat.producer()

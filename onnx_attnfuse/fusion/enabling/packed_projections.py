@@ -12,10 +12,10 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from onnx_attnfuse.fusion.enabling.helpers import lengths_follow_from_shapes, same_node
-from onnx_attnfuse.fusion.enabling.rule import EnablingChange
+from onnx_attnfuse.fusion.enabling.rule import EnablingChange, enabling
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.constants import attributes
-from onnx_attnfuse.kernels.operators import group_query_attention, info_of
+from onnx_attnfuse.kernels.operators import group_query_attention
 from onnx_attnfuse.targets.merged_projections import merged
 from onnx_attnfuse.targets.packed_operands import products_of
 
@@ -24,11 +24,14 @@ _OPERANDS = 3
 """Queries, keys and values, its first inputs."""
 
 
+@enabling(
+    "projections of queries, keys and values merged for GroupQueryAttention",
+    "com.microsoft.GroupQueryAttention",
+    "merged-projections",
+)
 def with_packed_projections(node: ir.Node, builder: Builder) -> EnablingChange | None:
     """GroupQueryAttention with queries, keys and values as one product, where lengths follow from shapes."""
-    if info_of(node) is not GROUPED or not lengths_follow_from_shapes(node):
-        return None
-    products = products_of(node, builder)
+    products = products_of(node, builder) if lengths_follow_from_shapes(node) else None
     if products is None:
         return None
     whole = merged(products, builder, node.name or "")

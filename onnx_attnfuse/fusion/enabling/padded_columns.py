@@ -21,9 +21,9 @@ import numpy as np
 import onnx_ir as ir
 
 from onnx_attnfuse.assumptions import AssumptionName
-from onnx_attnfuse.fusion.enabling.rule import EnablingChange
+from onnx_attnfuse.fusion.enabling.rule import EnablingChange, enabling
 from onnx_attnfuse.graph.build import Builder
-from onnx_attnfuse.graph.constants import attribute, attributes, constant_tensor, has_unknown_attribute, is_standard
+from onnx_attnfuse.graph.constants import attribute, attributes, constant_tensor, is_standard
 from onnx_attnfuse.graph.dtypes import HALVES
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.facts_view import Dims
@@ -51,11 +51,10 @@ class _Weight:
     """Whether others read the constant too."""
 
 
+@enabling("products padded to a multiple of 64 columns for tensor cores", "Gemm MatMul", "padded-columns")
 def with_padded_columns(node: ir.Node, builder: Builder) -> EnablingChange | None:
     """`x @ w` as `(x @ [w, 0])[..., :n]`, and the same for Gemm."""
     facts = builder.facts
-    if not is_standard(node, "MatMul", "Gemm") or has_unknown_attribute(node):
-        return None
     result, x, operand = node.outputs[0], node.inputs[0], node.inputs[1]
     dims, dtype = facts.dims(result), facts.dtype(result)
     weight = None if operand is None else _weight_of(operand)

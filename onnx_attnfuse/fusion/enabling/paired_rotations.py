@@ -14,7 +14,7 @@ import dataclasses
 import onnx_ir as ir
 
 from onnx_attnfuse.fusion.enabling.helpers import Moved, added_bias, moved_rows
-from onnx_attnfuse.fusion.enabling.rule import EnablingChange
+from onnx_attnfuse.fusion.enabling.rule import EnablingChange, enabling
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.constants import attribute, attributes, constant_array, constant_tensor, given, is_standard
 from onnx_attnfuse.graph.facts import Facts
@@ -96,6 +96,11 @@ class _Rotated:
         return [*self.product.inputs, self.bias, *self.moved.others(), *self.rotary.inputs[1:]]
 
 
+@enabling(
+    "rotations of queries and keys rewritten for pairs of channels side by side",
+    "com.microsoft.MultiHeadAttention",
+    "paired-rotations",
+)
 def with_paired_rotations(node: ir.Node, builder: Builder) -> EnablingChange | None:
     """MultiHeadAttention of queries and keys whose pairs are adjacent."""
     facts, result = builder.facts, node.outputs[0]

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import onnx_ir as ir
 
 from onnx_attnfuse.fusion.enabling.helpers import Moved, added_bias, moved_by
-from onnx_attnfuse.fusion.enabling.rule import EnablingChange
+from onnx_attnfuse.fusion.enabling.rule import EnablingChange, enabling
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.constants import attribute, constant_tensor, given, is_standard
 from onnx_attnfuse.graph.facts import Facts
@@ -39,7 +39,7 @@ def as_fused_product(node: ir.Node, builder: Builder, *, is_fixed: bool) -> Enab
     """
     facts, result = builder.facts, node.outputs[0]
     x, weight = given(node, 0), given(node, 1)
-    if not is_standard(node, "MatMul") or x is None or weight is None or facts.rank(weight) != _MATRIX:
+    if x is None or weight is None or facts.rank(weight) != _MATRIX:
         return None
     rank, readers = facts.rank(x), [user for user, _ in result.uses()]
     if rank is None or (rank != _MATRIX and not is_fixed) or len(readers) != 1 or result.is_graph_output():
@@ -56,11 +56,12 @@ def as_fused_product(node: ir.Node, builder: Builder, *, is_fixed: bool) -> Enab
     return EnablingChange(((result, product),), (x,))
 
 
+@enabling("products that are cut into pieces split into one product for each", "MatMul", "split-products", with_cache=False)
 def as_own_products(node: ir.Node, builder: Builder) -> EnablingChange | None:
     """A product, or one with a bias, that is cut along its columns by all its readers, as a product for each of them."""
     facts = builder.facts
     x, weight = given(node, 0), given(node, 1)
-    if not is_standard(node, "MatMul") or x is None or weight is None or constant_tensor(weight) is None:
+    if x is None or weight is None or constant_tensor(weight) is None:
         return None
     bias, total = _with_bias(node.outputs[0], facts)
     moved = _moved(total, facts)

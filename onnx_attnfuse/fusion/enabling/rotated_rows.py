@@ -13,7 +13,7 @@ import math
 import numpy as np
 import onnx_ir as ir
 
-from onnx_attnfuse.fusion.enabling.rule import EnablingChange
+from onnx_attnfuse.fusion.enabling.rule import EnablingChange, enabling
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.constants import attribute, attributes
 from onnx_attnfuse.graph.facts import Facts
@@ -24,10 +24,11 @@ _LONGEST, _SHORTEST = 512, 8
 _INDEX = ir.DataType.INT64
 
 
+@enabling("rows of tokens rotated before they are put back in their places", "com.microsoft.RotaryEmbedding", "rotated-rows")
 def with_rotated_rows(node: ir.Node, builder: Builder) -> EnablingChange | None:
     """RestorePadding of rotated rows, in the place of a rotation of its result."""
     facts = builder.facts
-    if not is_contrib(node, "RotaryEmbedding") or len(node.inputs) != 4 or attribute(node, "is_packed_batching", 0):
+    if len(node.inputs) != 4 or attribute(node, "is_packed_batching", 0):
         return None
     x, positions, *tables = node.inputs
     restoring = None if x is None or len(x.uses()) > 1 or x.is_graph_output() else x.producer()

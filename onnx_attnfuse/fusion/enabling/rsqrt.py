@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from onnx_attnfuse.fusion.enabling.rule import EnablingChange
+from onnx_attnfuse.fusion.enabling.rule import EnablingChange, enabling
 from onnx_attnfuse.graph.build import Builder
-from onnx_attnfuse.graph.constants import is_standard
 
 
+@enabling("x * (1 / r) rewritten as x / r, so that ONNX Runtime fuses RMSNorm", "Mul", "quotients")
 def as_quotient(node: ir.Node, builder: Builder) -> EnablingChange | None:
     """A Mul by a Reciprocal that nothing else looks at, of a square root, as a Div."""
-    if not is_standard(node, "Mul"):
-        return None
     for one, other in ((node.inputs[0], node.inputs[1]), (node.inputs[1], node.inputs[0])):
         inverse = None if one is None else one.producer()
         if one is None or other is None or inverse is None or inverse.op_type != "Reciprocal" or len(one.uses()) != 1:

@@ -33,8 +33,8 @@ class EnablingRule:
 
     does: str
     """The effect of the rule, for the report, after a number."""
-    ops: frozenset[str]
-    """The types of the nodes that it starts from."""
+    ops: frozenset[tuple[str, str]]
+    """The nodes that it starts from, by domain and operator."""
     change: Callable[[ir.Node, Builder], EnablingChange | None]
     """Builds the replacement of a node's result, beside it; None where there is nothing to do."""
     pays: Paying | None
@@ -43,3 +43,11 @@ class EnablingRule:
     """The version of ONNX Runtime from which on its operators exist."""
     with_cache: bool = True
     """Whether it pays where an attention has a cache too, so that a run may see one position."""
+
+
+def enabling(
+    does: str, ops: str, pays: Paying | None, *, since: tuple[int, int] = (0, 0), with_cache: bool = True
+) -> Callable[[Callable[[ir.Node, Builder], EnablingChange | None]], EnablingRule]:
+    """Makes a rule of its change; arguments are its fields, `ops` apart by blanks, those of com.microsoft with their domain."""
+    starts = frozenset((domain, op) for domain, _, op in (name.rpartition(".") for name in ops.split()))
+    return lambda change: EnablingRule(does, starts, change, pays, since, with_cache)

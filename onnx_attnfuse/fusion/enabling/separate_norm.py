@@ -9,16 +9,21 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from onnx_attnfuse.fusion.enabling.rule import EnablingChange
+from onnx_attnfuse.fusion.enabling.rule import EnablingChange, enabling
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.constants import is_standard
 
 _RANK = 3
 
 
+@enabling(
+    "residual Adds kept apart from LayerNormalization (SkipLayerNormalization is slower on CPU)",
+    "LayerNormalization",
+    "separate-norm",
+)
 def as_separate_sum(node: ir.Node, builder: Builder) -> EnablingChange | None:
     """An Add of float32 tensors of one shape that only a LayerNormalization looks at, as a Sum."""
-    if not is_standard(node, "LayerNormalization") or node.inputs[0] is None:
+    if node.inputs[0] is None:
         return None
     total, facts = node.inputs[0], builder.facts
     added = total.producer()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from onnx_attnfuse.fusion.enabling.rule import EnablingChange
+from onnx_attnfuse.fusion.enabling.rule import EnablingChange, enabling
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.constants import attribute, constant_tensor, is_standard
 from onnx_attnfuse.graph.ops import CONTRIB
@@ -18,10 +18,9 @@ _FEWEST_ELEMENTS = 1 << 20
 """Smaller tables are not worth another operator."""
 
 
+@enabling("products that read the token embedding in place, without a transposed copy", "MatMul", "shared-table")
 def with_one_table(node: ir.Node, builder: Builder) -> EnablingChange | None:
     """`x @ Transpose(table)` as FusedMatMul, where others read the table too."""
-    if not is_standard(node, "MatMul"):
-        return None
     x, turned = node.inputs
     turning = None if turned is None else turned.producer()
     if x is None or turned is None or not is_standard(turning, "Transpose") or attribute(turning, "perm", [1, 0]) != [1, 0]:

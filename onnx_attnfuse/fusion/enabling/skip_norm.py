@@ -12,7 +12,7 @@ import dataclasses
 import onnx_ir as ir
 
 from onnx_attnfuse.fusion.enabling.helpers import added_bias
-from onnx_attnfuse.fusion.enabling.rule import EnablingChange
+from onnx_attnfuse.fusion.enabling.rule import EnablingChange, enabling
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.constants import attribute, is_standard
 from onnx_attnfuse.graph.facts import Facts
@@ -34,6 +34,7 @@ class _Norm:
     result: ir.Value
 
 
+@enabling("residual Adds fused with their normalization", "LayerNormalization Mul", "skip-norm")
 def as_skip_norm(node: ir.Node, builder: Builder) -> EnablingChange | None:
     """LayerNormalization, or decomposed RMS normalization, of a sum with other users."""
     facts = builder.facts

@@ -14,7 +14,7 @@ import onnx_ir as ir
 
 from onnx_attnfuse.fusion.enabling.gelu import read_gelu
 from onnx_attnfuse.fusion.enabling.helpers import added_bias, halves, only_use
-from onnx_attnfuse.fusion.enabling.rule import EnablingChange
+from onnx_attnfuse.fusion.enabling.rule import EnablingChange, enabling
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.ops import CONTRIB
 from onnx_attnfuse.graph.uses import viewers
@@ -24,6 +24,7 @@ _TYPES = frozenset([ir.DataType.FLOAT, ir.DataType.FLOAT16])
 _RANK = 3
 
 
+@enabling("products gated by their own Gelu fused to BiasSplitGelu", "Erf Gelu com.microsoft.Gelu", "split-gelu")
 def as_split_gelu(node: ir.Node, builder: Builder) -> EnablingChange | None:
     """The product of one half with the Gelu of the other, from the node that the Gelu starts from."""
     facts = builder.facts

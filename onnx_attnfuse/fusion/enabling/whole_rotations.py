@@ -14,7 +14,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnx_attnfuse.fusion.enabling.helpers import only_use
-from onnx_attnfuse.fusion.enabling.rule import EnablingChange
+from onnx_attnfuse.fusion.enabling.rule import EnablingChange, enabling
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.constants import attribute, attributes, constant_array, is_standard
 from onnx_attnfuse.graph.facts import Facts
@@ -34,6 +34,7 @@ class _Rotation:
     rotary: ir.Node
 
 
+@enabling("rotations of all but the first tokens rewritten as rotations of all", "Concat", "whole-rotations")
 def with_whole_rotation(node: ir.Node, builder: Builder) -> EnablingChange | None:
     """A Concat of the first tokens and the others, rotated, as a rotation of all."""
     facts, found = builder.facts, _read(node, builder.facts)
@@ -55,7 +56,7 @@ def with_whole_rotation(node: ir.Node, builder: Builder) -> EnablingChange | Non
 
 def _read(node: ir.Node, facts: Facts) -> _Rotation | None:
     """The parts that a Concat joins, where that is a rotation of all tokens but the first ones."""
-    if not is_standard(node, "Concat") or len(node.inputs) != 2 or attribute(node, "axis") not in {_TOKENS, _TOKENS - 4}:
+    if len(node.inputs) != 2 or attribute(node, "axis") not in {_TOKENS, _TOKENS - 4}:
         return None
     first, second = node.inputs
     rotary = None if second is None else second.producer()

@@ -12,7 +12,7 @@ import math
 
 import onnx_ir as ir
 
-from onnx_attnfuse.fusion.enabling.rule import EnablingChange
+from onnx_attnfuse.fusion.enabling.rule import EnablingChange, enabling
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.constants import attribute, is_standard
 from onnx_attnfuse.graph.dtypes import HALVES
@@ -24,10 +24,16 @@ from onnx_attnfuse.targets.rms_norm import RmsNorm, read_rms_norm
 _WIDE = ir.DataType.FLOAT
 
 
+@enabling(
+    "float32 RMSNorms of half-precision values fused (ONNX Runtime 1.31 or newer)",
+    "Cast",
+    "wide-norms",
+    since=branchwise_rms_norm.INFO.runtime,
+)
 def as_wide_norm(node: ir.Node, builder: Builder) -> EnablingChange | None:
     """A normalization in float32 that ends with the rounding `node`."""
     facts, result = builder.facts, node.outputs[0]
-    norm = read_rms_norm(result, facts) if is_standard(node, "Cast") and facts.dtype(result) in HALVES else None
+    norm = read_rms_norm(result, facts) if facts.dtype(result) in HALVES else None
     if norm is None or not _is_wide(norm, facts) or not _is_apart(norm):
         return None
     x, back = _before_turn(norm.x)
