@@ -20,7 +20,6 @@ from onnx_attnfuse.fusion.packing.token_axes import Marks
 from onnx_attnfuse.fusion.packing.tokenwise import Step
 from onnx_attnfuse.fusion.plan import PlanContext, params_of
 from onnx_attnfuse.fusion.report_site import kernel_of_forecast
-from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.constants import constant_tensor
 from onnx_attnfuse.graph.sweep import take_back
 from onnx_attnfuse.graph.uses import producer_of
@@ -85,7 +84,7 @@ class _RegionBuilder:
                 self._verified[item] = verdict
                 self._packed[item.result.value] = self._form.attend(item, operands, self._pad_unpad)
             else:
-                self._packed.update(zip(item.node.outputs, _built(item, operands, self._builder), strict=False))
+                self._packed.update(zip(item.node.outputs, item.on_packed(self._builder, operands), strict=False))
         restored = {value: self._restored(value, marks) for value, marks in self._region.exits.items()}
         added = frozenset(self._builder.added)
         return PackedRegion(self._region, restored, self._form, self._verified, added)
@@ -100,7 +99,7 @@ class _RegionBuilder:
         builder = self._builder
         trials = builder.added[nodes:]
         take_back(trials, builder.constants[constants:])
-        builder.names.difference_update(name for node in trials for name in (node.name, *_names(node)) if name is not None)
+        builder.names.difference_update(item.name for node in trials for item in (node, *node.outputs) if item.name is not None)
         del builder.added[nodes:], builder.constants[constants:]
 
     def _judged(self, item: Item) -> Verified | None:
@@ -122,7 +121,7 @@ class _RegionBuilder:
             outputs = [(item.result.value, item.marks)]
         else:
             step, pad_unpad = item, UnpadRows(self._builder, self._region.tokens, keep)
-            compute = lambda operands: _built(step, operands, self._builder)  # noqa: E731 - the other
+            compute = lambda operands: step.on_packed(self._builder, operands)  # noqa: E731 - the other
             outputs = list(zip(item.node.outputs, item.outputs, strict=False))
         news = compute([pad_unpad.unpad(value, marks) for value, marks in _operands(item)])
         pairs = [
@@ -143,15 +142,6 @@ def _operands(item: Item) -> list[tuple[ir.Value, Marks]]:
     if isinstance(item, Step):
         return item.inputs()
     return [(source.indexed.value, marks) for source, marks in zip(item.chosen, item.operands, strict=True)]
-
-
-def _built(step: Step, operands: Sequence[ir.Value], builder: Builder) -> Sequence[ir.Value]:
-    """The outputs of a node on packed tokens."""
-    return step.build(builder, dict(zip(step.marks, operands, strict=True)))
-
-
-def _names(node: ir.Node) -> list[str | None]:
-    return [value.name for value in node.outputs]
 
 
 def _weights(item: Item) -> list[ir.Value]:

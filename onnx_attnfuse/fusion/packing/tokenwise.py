@@ -29,7 +29,10 @@ class Step:
     """The inputs of the node that consist of tokens, by place, and their marks."""
     outputs: tuple[Marks, ...]
     """The marks of its outputs."""
-    build: Build
+    changed: Mapping[str, object] = dataclasses.field(default_factory=dict[str, object])
+    """The attributes that count axes, and so differ on packed tokens; None for one that is left out."""
+    build: Build | None = None
+    """Builds the outputs where that is no copy of the node."""
 
     def inputs(self) -> list[tuple[ir.Value, Marks]]:
         """The inputs that consist of tokens."""
@@ -40,6 +43,30 @@ class Step:
         """The inputs that are the same for all tokens."""
         return [value for place, value in enumerate(self.node.inputs) if value is not None and place not in self.marks]
 
+    def on_packed(self, builder: Builder, operands: Sequence[ir.Value]) -> Sequence[ir.Value]:
+        """The outputs for packed tokens, which take the place of `inputs`."""
+        packed = dict(zip(self.marks, operands, strict=True))
+        if self.build is not None:
+            return self.build(builder, packed)
+        return self.copied(builder, [packed.get(place, value) for place, value in enumerate(self.node.inputs)])
+
+    def copied(self, builder: Builder, inputs: Sequence[ir.Value | None]) -> Sequence[ir.Value]:
+        """The outputs of the operator on other inputs."""
+        node, facts = self.node, builder.facts
+        count = count_of(next(value for place, value in enumerate(inputs) if value is not None and place in self.marks), facts)
+        attributes = {name: item.value for name, item in node.attributes.items()} | dict(self.changed)
+        attributes = {name: item for name, item in attributes.items() if item is not None}
+        hint = f"{node.name or node.op_type}/packed"
+        first = builder.node(node.op_type, inputs, attributes, domain=node.domain, hint=hint, outputs=len(self.outputs))
+        made = producer_of(first)
+        made.metadata_props.update(node.metadata_props)
+        for old, new, marks in zip(node.outputs, made.outputs, self.outputs, strict=False):
+            dtype = facts.dtype(old)
+            facts.record(new, (count, *others(marks, facts.dims(old) or ())), dtype)
+            if dtype is not None:
+                new.dtype = dtype
+        return made.outputs
+
 
 Rule = Callable[[ir.Node, ir.Value, Marks, Tokens], "Step | Reason"]
 
@@ -47,48 +74,6 @@ Rule = Callable[[ir.Node, ir.Value, Marks, Tokens], "Step | Reason"]
 def refusal(node: ir.Node, why: str) -> Reason:
     """Why a node stays as it is."""
     return Reason("not-position-wise", f"{node.op_type} {why}", node.name)
-
-
-def clone_on_packed(
-    step_node: ir.Node,
-    builder: Builder,
-    inputs: Sequence[ir.Value | None],
-    outputs: Sequence[Marks],
-    count: ir.Value,
-    **changed: object,
-) -> Sequence[ir.Value]:
-    """Clones an operator onto packed tokens, with other inputs and, where they count axes, other attributes.
-
-    Args:
-        step_node: The operator.
-        builder: Builds the clone.
-        inputs: Inputs of the clone.
-        outputs: Marks of its outputs.
-        count: A packed value, whose first axis is as long as that of the outputs.
-        **changed: Attributes that differ from the operator's; None leaves one out.
-    """
-    facts = builder.facts
-    attributes = {name: item.value for name, item in step_node.attributes.items() if name not in changed}
-    shapes = [
-        (count_of(count, facts), *others(marks, facts.dims(item) or ()))
-        for item, marks in zip(step_node.outputs, outputs, strict=False)
-    ]
-    first = builder.node(
-        step_node.op_type,
-        inputs,
-        {**attributes, **{name: item for name, item in changed.items() if item is not None}},
-        domain=step_node.domain,
-        hint=f"{step_node.name or step_node.op_type}/packed",
-        outputs=len(outputs),
-    )
-    node = producer_of(first)
-    node.metadata_props.update(step_node.metadata_props)
-    for old, new, dims in zip(step_node.outputs, node.outputs, shapes, strict=False):
-        dtype = facts.dtype(old)
-        facts.record(new, dims, dtype)
-        if dtype is not None:
-            new.dtype = dtype
-    return node.outputs
 
 
 def packed_axis(marks: Marks, axis: int) -> int | None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 
 import onnx_ir as ir
 
 from onnx_attnfuse.attention.match.softmax import softmax_axis
 from onnx_attnfuse.fusion.packing.token_axes import Marks, Tokens, count_of, others, through
-from onnx_attnfuse.fusion.packing.tokenwise import Rule, Step, clone_on_packed, int_attribute, packed_axis, refusal
+from onnx_attnfuse.fusion.packing.tokenwise import Rule, Step, int_attribute, packed_axis, refusal
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.constants import attribute, constant_array
 from onnx_attnfuse.graph.ops import CONTRIB
@@ -34,7 +35,7 @@ def view(node: ir.Node, value: ir.Value, marks: Marks, tokens: Tokens) -> Step |
             return [builder.transpose(packed[0], [0, *(place for place in places if place is not None)])]
         return [builder.reshape(packed[0], (count_of(packed[0], builder.facts), *others(after, dims)))]
 
-    return Step(node, {0: before}, (after,), build)
+    return Step(node, {0: before}, (after,), build=build)
 
 
 def _split(node: ir.Node, value: ir.Value, marks: Marks, tokens: Tokens) -> Step | Reason:
@@ -42,25 +43,14 @@ def _split(node: ir.Node, value: ir.Value, marks: Marks, tokens: Tokens) -> Step
     first = node.inputs[0]
     if axis is None or first is None or not tokens.is_full(first, marks):
         return refusal(node, "splits positions")
-    outputs = (marks,) * len(node.outputs)
-
-    def build(builder: Builder, packed: Mapping[int, ir.Value]) -> Sequence[ir.Value]:
-        return clone_on_packed(node, builder, [packed[0], *node.inputs[1:]], outputs, packed[0], axis=axis)
-
-    return Step(node, {0: marks}, outputs, build)
+    return Step(node, {0: marks}, (marks,) * len(node.outputs), {"axis": axis})
 
 
 def _concat(node: ir.Node, value: ir.Value, marks: Marks, tokens: Tokens) -> Step | Reason:
     axis = packed_axis(marks, int_attribute(node, "axis", 0))
     if axis is None or not all(item is not None and tokens.is_full(item, marks) for item in node.inputs):
         return refusal(node, "joins positions, or tokens with something else")
-
-    def build(builder: Builder, packed: Mapping[int, ir.Value]) -> Sequence[ir.Value]:
-        return clone_on_packed(
-            node, builder, [packed[place] for place in range(len(node.inputs))], (marks,), packed[0], axis=axis
-        )
-
-    return Step(node, dict.fromkeys(range(len(node.inputs)), marks), (marks,), build)
+    return Step(node, dict.fromkeys(range(len(node.inputs)), marks), (marks,), {"axis": axis})
 
 
 def _slice(node: ir.Node, value: ir.Value, marks: Marks, tokens: Tokens) -> Step | Reason:
@@ -79,11 +69,10 @@ def _slice(node: ir.Node, value: ir.Value, marks: Marks, tokens: Tokens) -> Step
 
     def build(builder: Builder, packed: Mapping[int, ir.Value]) -> Sequence[ir.Value]:
         axes, starts, ends, steps = (builder.constant([int(item) for item in column]) for column in zip(*parts, strict=True))
-        return clone_on_packed(
-            node, builder, [packed[0], starts, ends, axes, steps], (marks,), packed[0], axes=None, starts=None, ends=None
-        )
+        return step.copied(builder, [packed[0], starts, ends, axes, steps])
 
-    return Step(node, {0: marks}, (marks,), build)
+    step = Step(node, {0: marks}, (marks,), dict.fromkeys(("axes", "starts", "ends")), build)
+    return step
 
 
 def _gather(node: ir.Node, value: ir.Value, marks: Marks, tokens: Tokens) -> Step | Reason:
@@ -98,11 +87,7 @@ def _gather(node: ir.Node, value: ir.Value, marks: Marks, tokens: Tokens) -> Ste
     if len(own) != rank or place is None or not tokens.is_full(first, own):
         return refusal(node, "chooses positions")
     after = (*own[:axis], *("",) * index.ndim, *own[axis + 1 :])
-
-    def build(builder: Builder, packed: Mapping[int, ir.Value]) -> Sequence[ir.Value]:
-        return clone_on_packed(node, builder, [packed[0], node.inputs[1]], (after,), packed[0], axis=place)
-
-    return Step(node, {0: own}, (after,), build)
+    return Step(node, {0: own}, (after,), {"axis": place})
 
 
 VIEWS: Rule = view
@@ -128,9 +113,10 @@ def _elementwise(node: ir.Node, value: ir.Value, marks: Marks, tokens: Tokens) -
             packed[place] if place in packed else None if item is None else _without_tokens(builder, item, marks)
             for place, item in enumerate(node.inputs)
         ]
-        return clone_on_packed(node, builder, inputs, (marks,), next(iter(packed.values())))
+        return step.copied(builder, inputs)
 
-    return Step(node, found, (marks,), build)
+    step = Step(node, found, (marks,), build=build)
+    return step
 
 
 def _without_tokens(builder: Builder, value: ir.Value, marks: Marks) -> ir.Value:
@@ -166,11 +152,7 @@ def _first_only(node: ir.Node, value: ir.Value, marks: Marks, tokens: Tokens) ->
     first = node.inputs[0]
     if marks[-1] or first is None or not tokens.is_full(first, marks):
         return refusal(node, "does not have tokens first and channels last")
-
-    def build(builder: Builder, packed: Mapping[int, ir.Value]) -> Sequence[ir.Value]:
-        return clone_on_packed(node, builder, [packed[0], *node.inputs[1:]], (marks,), packed[0])
-
-    return Step(node, {0: marks}, (marks,), build)
+    return Step(node, {0: marks}, (marks,))
 
 
 def _normalised(node: ir.Node, value: ir.Value, marks: Marks, tokens: Tokens) -> Step | Reason:
@@ -179,13 +161,7 @@ def _normalised(node: ir.Node, value: ir.Value, marks: Marks, tokens: Tokens) ->
     if any(marks[axis:]):
         return refusal(node, "normalises over positions")
     step = _first_only(node, value, marks, tokens)
-    if isinstance(step, Reason):
-        return step
-
-    def build(builder: Builder, packed: Mapping[int, ir.Value]) -> Sequence[ir.Value]:
-        return clone_on_packed(node, builder, [packed[0], *node.inputs[1:]], (marks,), packed[0], axis=axis - len(marks))
-
-    return Step(node, step.marks, step.outputs, build)
+    return step if isinstance(step, Reason) else dataclasses.replace(step, changed={"axis": axis - len(marks)})
 
 
 def _skip_normalised(node: ir.Node, value: ir.Value, marks: Marks, tokens: Tokens) -> Step | Reason:
@@ -193,12 +169,7 @@ def _skip_normalised(node: ir.Node, value: ir.Value, marks: Marks, tokens: Token
     full = all(item is not None and tokens.is_full(item, marks) for item in node.inputs[:2])
     if marks[-1] or not full:
         return refusal(node, "adds something else to every token")
-    outputs = (marks,) * len(node.outputs)
-
-    def build(builder: Builder, packed: Mapping[int, ir.Value]) -> Sequence[ir.Value]:
-        return clone_on_packed(node, builder, [packed[0], packed[1], *node.inputs[2:]], outputs, packed[0])
-
-    return Step(node, {0: marks, 1: marks}, outputs, build)
+    return Step(node, {0: marks, 1: marks}, (marks,) * len(node.outputs))
 
 
 def _softmax(node: ir.Node, value: ir.Value, marks: Marks, tokens: Tokens) -> Step | Reason:
@@ -206,11 +177,7 @@ def _softmax(node: ir.Node, value: ir.Value, marks: Marks, tokens: Tokens) -> St
     axis = None if own is None else packed_axis(marks, own)
     if axis is None or first is None or not tokens.is_full(first, marks):
         return refusal(node, "sums over positions")
-
-    def build(builder: Builder, packed: Mapping[int, ir.Value]) -> Sequence[ir.Value]:
-        return clone_on_packed(node, builder, [packed[0]], (marks,), packed[0], axis=axis)
-
-    return Step(node, {0: marks}, (marks,), build)
+    return Step(node, {0: marks}, (marks,), {"axis": axis})
 
 
 def _reduced(node: ir.Node, value: ir.Value, marks: Marks, tokens: Tokens) -> Step | Reason:
@@ -230,7 +197,7 @@ def _reduced(node: ir.Node, value: ir.Value, marks: Marks, tokens: Tokens) -> St
         places = [place for axis in axes if (place := packed_axis(own, axis)) is not None]
         return [builder.reduce(node.op_type, packed[0], places, keep=keep)]
 
-    return Step(node, {0: own}, (after,), build)
+    return Step(node, {0: own}, (after,), build=build)
 
 
 def _inserted(marks: Marks, axes: Sequence[int]) -> Marks:
