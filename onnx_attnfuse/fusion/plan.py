@@ -139,8 +139,9 @@ def make_plans(
     if plan_context.assumed and not is_given(meaning):
         plan_context = dataclasses.replace(plan_context, padding="auto")
     forms = TARGETS if plan_context.device.provider.unfused_form is None else (*TARGETS, UNFUSED)
-    asked = [target for target in forms if _is_asked(target, plan_context)]
-    if plan_context.target == "auto" and not any(_is_known(target, plan_context.device) for target in asked):
+    chosen, provider = plan_context.target, plan_context.device.provider
+    asked = [item for item in forms if (_is_default(item, plan_context) if chosen == "auto" else name_of(item) == chosen)]
+    if chosen == "auto" and all(isinstance(support(name_of(target), provider), Reason) for target in asked):
         message = f"no fused kernel on {plan_context.device.ep} is known to be both correct and faster"
         return [], [Reason("no-kernel-for-device", message)]
     refused = {name_of(target): _refusal(target, spec, meaning, context) for target in asked}
@@ -168,10 +169,6 @@ def _refusal(target: Target, spec: AttentionSpec, meaning: Meaning, context: Bui
     return attempt.reason
 
 
-def _is_asked(target: Target, plan_context: PlanContext) -> bool:
-    return _is_default(target, plan_context) if plan_context.target == "auto" else name_of(target) == plan_context.target
-
-
 def _is_default(target: Target, plan_context: PlanContext) -> bool:
     """Whether a target is considered where nobody asks for it.
 
@@ -179,10 +176,6 @@ def _is_default(target: Target, plan_context: PlanContext) -> bool:
     """
     found = support(name_of(target), plan_context.device.provider)
     return not target.INFO.support if isinstance(found, Reason) else found.by_default
-
-
-def _is_known(target: Target, device: Device) -> bool:
-    return not isinstance(support(name_of(target), device.provider), Reason)
 
 
 def _plans(
@@ -242,11 +235,12 @@ def _lowerings(
         for encoding in target.encodings(spec, meaning):
             if encoding.band is not None and plan_context.provable:
                 continue
-            reason = why_wrong(params_of(spec, encoding, target), plan_context) or _failure(spec, encoding, target, plan_context)
+            params = params_of(spec, encoding, target)
+            reason = why_wrong(params, plan_context) or _failure(params, plan_context, cached=encoding.cached)
             if reason is not None:
                 wrong.setdefault(name_of(target), reason)
             elif _is_taken(encoding, target, device):
-                found.append(_lowering(spec, encoding, target, plan_context))
+                found.append(Lowering(target, encoding, forecast(params.with_lengths(plan_context.lengths), device)))
     return found, wrong
 
 
@@ -271,10 +265,10 @@ def why_wrong(params: AttentionParams, plan_context: PlanContext) -> Reason | No
     return Reason("wrong-on-device", message)
 
 
-def _failure(spec: AttentionSpec, encoding: MaskEncoding, target: Target, plan_context: PlanContext) -> Reason | None:
+def _failure(params: AttentionParams, plan_context: PlanContext, *, cached: bool) -> Reason | None:
     """Why a form is not used that failed where it was tried; None: it did not fail, or was not tried."""
     table = plan_context.conformance
-    return None if table is None else table.failure(Form.of(params_of(spec, encoding, target), cached=encoding.cached))
+    return None if table is None else table.failure(Form.of(params, cached=cached))
 
 
 def _vouched(target: Target, some: Sequence[Lowering], spec: AttentionSpec, plan_context: PlanContext) -> Lowering | None:
@@ -351,12 +345,6 @@ def _plan(main: Lowering, some: Sequence[Lowering], spec: AttentionSpec, plan_co
         return Plan(main, tuple(some[:1]))
     chosen = _selection(tested, main)
     return Plan(main, chosen if spec.cache is None else chosen[:1])
-
-
-def _lowering(spec: AttentionSpec, encoding: MaskEncoding, target: Target, plan_context: PlanContext) -> Lowering:
-    return Lowering(
-        target, encoding, forecast(params_of(spec, encoding, target).with_lengths(plan_context.lengths), plan_context.device)
-    )
 
 
 def _slower(spec: AttentionSpec, best: Lowering, plan_context: PlanContext) -> Reason | None:

@@ -9,8 +9,6 @@ from onnx_attnfuse.errors import MissingDependencyError, OptionError
 from onnx_attnfuse.fusion.pass_context import Run
 from onnx_attnfuse.kernels.operators.group_query_attention import INFO
 from onnx_attnfuse.options import CacheType, Options
-from onnx_attnfuse.report.model import SiteReport
-from onnx_attnfuse.verify.quantised.record import QuantisedCache
 from onnx_attnfuse.verify.runtime import available
 
 
@@ -54,11 +52,9 @@ def quantise(run: Run) -> int:
     run.notes += found.notes
     if found.record is not None:
         shared = {site.name for site in run.shared.sites.values()}
-        run.sites = [_noted(site, found.record) if site.name in shared and site.op == INFO.name else site for site in run.sites]
+        for place, site in enumerate(run.sites):
+            if site.name in shared and site.op == INFO.name:  # no order of its kernels is known
+                form = f"{site.mask_form}, {found.record.format} cache"
+                run.sites[place] = dataclasses.replace(site, mask_form=form, kernel=None)
     run.kv_cache = found.record
     return found.record is not None
-
-
-def _noted(site: SiteReport, record: QuantisedCache) -> SiteReport:
-    """The report on an attention with a quantised cache, of whose kernels no order is known."""
-    return dataclasses.replace(site, mask_form=f"{site.mask_form}, {record.format} cache", kernel=None)

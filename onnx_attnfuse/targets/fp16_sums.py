@@ -29,7 +29,8 @@ def check_narrowed_sums(spec: AttentionSpec, context: BuildContext) -> None:
         Refused: The source adds such a mask.
     """
     sums = [step for step in spec.mask if isinstance(step, Added)]
-    if spec.dtype is None or spec.dtype not in HALVES or not any(_is_wide(step, context) for step in sums):
+    types = {context.builder.facts.dtype(step.indexed.value) for step in sums}
+    if spec.dtype is None or spec.dtype not in HALVES or ir.DataType.FLOAT not in types:
         return
     parts = [split_added(step, Gain(), context.reader, MASKS) for step in sums]
     biases = [bias for part in parts for bias in part.biases]
@@ -91,7 +92,3 @@ def _mask_beside_bias(part: Term, bounds: Bounds) -> float | None:
         if ABSORBS < low <= MASKS and any((low > MASKS and (low, high) != (0, 0)) or high > 0 for low, high in spans):
             return low
     return next(filter(None, (_mask_beside_bias(inner, bounds) for inner in parts_of(part))), None)
-
-
-def _is_wide(step: Added, context: BuildContext) -> bool:
-    return context.builder.facts.dtype(step.indexed.value) == ir.DataType.FLOAT

@@ -25,7 +25,7 @@ from onnx_attnfuse.attention.masks.fully_masked import (
     sees_a_key,
     takes_rows_level,
 )
-from onnx_attnfuse.attention.spec import Added, AttentionSpec, Floored, MaskStep, Replaced, RowRule
+from onnx_attnfuse.attention.spec import Added, AttentionSpec, Floored, Replaced, RowRule
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.dtypes import largest
 from onnx_attnfuse.reasons import Refused
@@ -94,7 +94,7 @@ def read_rows(
     masked: MaskedKeys | None = None
     if emitter is not None and not has_key and not spec.unshifted:
         check_narrowed_sums(spec, context)
-        absorbs = _absorbing(spec, context)
+        absorbs = ABSORBS_HALF if rounds_to_half(spec, context) else ABSORBS  # from here down it leaves nothing of a score
         masked = masked_keys(spec.mask, context.reader, context.bounds, absorbs)
         fills = choose_fills(masked, absorbs)
         assumes = _levels(masked, absorbs, context)
@@ -182,11 +182,6 @@ def _leaves_scores(spec: AttentionSpec, context: BuildContext) -> bool:
     return _levelled_below(spec, lowest_of(spec, context), context) is None
 
 
-def _absorbing(spec: AttentionSpec, context: BuildContext) -> float:
-    """From here down a number that is added to a score of the source leaves nothing of it."""
-    return ABSORBS_HALF if rounds_to_half(spec, context) else ABSORBS
-
-
 def _levelled_below(spec: AttentionSpec, lowest: float, context: BuildContext) -> float | None:
     """The number that a float16 source gives the plain mean from, down; None if it never does, or the operator does the same."""
     if spec.dtype != ir.DataType.FLOAT16:
@@ -221,10 +216,11 @@ def _unless_zero(rows: Rows, compact: IndexedValue, spec: AttentionSpec, fills: 
         return rows
     if lowest == -math.inf and not guards:
         rows = _refill_dead_rows(rows, compact, -math.inf, math.nan, context)
-    if fills == "lowest" and any(isinstance(step, Floored) or _is_finite(step) for step in spec.mask):
+    replaced = [math.isinf(step.fill) for step in spec.mask if isinstance(step, Replaced)]
+    if fills == "lowest" and (False in replaced or any(isinstance(step, Floored) for step in spec.mask)):
         lowest = min(lowest, -largest(spec.dtype))
     highest = LEVELS_HALF if rounds_to_half(spec, context) else -largest(spec.dtype)
-    if lowest <= highest and not all(_is_infinite(step) for step in spec.mask):
+    if lowest <= highest and not (len(replaced) == len(spec.mask) and all(replaced)):
         level = level_rows(compact, highest, context)
         raised = raised_in(rows.bias or compact, level.value, builder)
         rows = dataclasses.replace(rows if _keeps_scores(spec, context) else _zeroing(rows, level, builder), bias=raised)
@@ -234,19 +230,9 @@ def _unless_zero(rows: Rows, compact: IndexedValue, spec: AttentionSpec, fills: 
 def _keeps_scores(spec: AttentionSpec, context: BuildContext) -> bool:
     """Whether the source, which adds in float32, leaves something of scores beside the lowest number of the operator's type."""
     lowest = context.bounds.lowest(spec.mask)
-    return lowest > ABSORBS and all(map(_is_added, spec.mask)) and adds_in_float32(spec, context.builder.facts)
-
-
-def _is_added(step: MaskStep) -> bool:
-    return isinstance(step, Added)
-
-
-def _is_finite(step: MaskStep) -> bool:
-    return isinstance(step, Replaced) and math.isfinite(step.fill)
-
-
-def _is_infinite(step: MaskStep) -> bool:
-    return isinstance(step, Replaced) and math.isinf(step.fill)
+    return (
+        lowest > ABSORBS and all(isinstance(step, Added) for step in spec.mask) and adds_in_float32(spec, context.builder.facts)
+    )
 
 
 def _level_dead_rows(rows: Rows, compact: IndexedValue, highest: float, context: BuildContext) -> Rows:

@@ -15,7 +15,7 @@ from onnx_attnfuse.attention.axes.rearrange import arrange, cost, einops
 from onnx_attnfuse.attention.axes.views import IndexedValue
 from onnx_attnfuse.attention.masks.classify import Meaning
 from onnx_attnfuse.attention.masks.mask_terms import factors_of
-from onnx_attnfuse.attention.masks.predicates import Padding, Predicate
+from onnx_attnfuse.attention.masks.predicates import Padding
 from onnx_attnfuse.attention.spec import AttentionSpec, Layouts, Source
 from onnx_attnfuse.graph.uses import producer_of
 from onnx_attnfuse.kernels.operators.packed_multi_head_attention import INFO
@@ -69,16 +69,12 @@ def _not_padding(spec: AttentionSpec, meaning: Meaning, context: BuildContext) -
         return Reason("not-padding-only", f"the mask is {meaning.kind}, and packed tokens only know padding")
     if not spec.axes.b or not spec.axes.i:
         return Reason("one-token", "there is one entry or one position, and so nothing to pack")
-    if any(_is_alike(item, spec.axes.b) for item in meaning.predicates):
+    paddings = [item.predicate for item in meaning.predicates if isinstance(item, Padding)]
+    if not all(factors_of(item) & set(spec.axes.b) for item in paddings):
         return Reason("not-padding-only", "the mask forbids the same keys in every entry of the batch, which padding does not")
     if any(map(context.bounds.may_mask, meaning.biases)):
         return Reason("not-padding-only", "the bias of the scores may mask keys, too, and packed tokens only know padding")
     return None
-
-
-def _is_alike(predicate: Predicate, batch: Axis) -> bool:
-    """Whether a predicate forbids the same keys in every entry of the batch, which padding does not."""
-    return isinstance(predicate, Padding) and not factors_of(predicate.predicate) & set(batch)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -90,7 +90,7 @@ class KeyPadding:
             held = build.elementwise("And", [same, has_key])
         if self.clean is not None:
             held = build.elementwise("And", [held, self.clean])
-        return _all(build, held)
+        return build.cast(build.reduce("ReduceMin", build.cast(held, _SMALL), [0, 1], keep=False), _TRUTH)
 
 
 def read_padding(spec: AttentionSpec, meaning: Meaning, context: BuildContext) -> KeyPadding:
@@ -137,11 +137,6 @@ def at_least(builder: Builder, dim: Dim, least: int) -> ir.Value | None:
         return None
     seen = builder.elementwise("GreaterOrEqual", [builder.shape([dim]), builder.constant([least])])
     return builder.reshape(seen, [])
-
-
-def _all(builder: Builder, value: ir.Value) -> ir.Value:
-    """Whether all truth values of (b, t) hold, as one."""
-    return builder.cast(builder.reduce("ReduceMin", builder.cast(value, _SMALL), [0, 1], keep=False), _TRUTH)
 
 
 class _Emitter:

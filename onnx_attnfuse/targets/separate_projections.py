@@ -22,7 +22,7 @@ from onnx_attnfuse.graph.constants import Array
 from onnx_attnfuse.graph.folding import content
 from onnx_attnfuse.reasons import Refused
 from onnx_attnfuse.targets.projection_bias import Projected
-from onnx_attnfuse.targets.projections import LinearProjection, Projections, read_projections
+from onnx_attnfuse.targets.projections import LinearProjection, read_projections
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,17 +65,17 @@ def own_products(spec: AttentionSpec, builder: Builder, targets: tuple[Axes, Axe
     )
     biases = [_bias(builder, part, target) for part, target in zip(found.operands, targets, strict=True)]
     query, key, value = products
-    bias = builder.constant(np.concatenate(biases), "attnfuse/projection_bias") if _has_bias(found) else None
+    bias = (
+        builder.constant(np.concatenate(biases), "attnfuse/projection_bias")
+        if any(item.bias for item in found.operands)
+        else None
+    )
     return OwnProducts(
         Projected((query, key, value), bias, biases[0]),
         chosen,
         (found.input.value, *dict.fromkeys(part.weight.value for part in found.operands)),
         tuple(found.values),
     )
-
-
-def _has_bias(found: Projections) -> bool:
-    return any(part.bias is not None for part in found.operands)
 
 
 def _product(builder: Builder, given: ir.Value, part: LinearProjection, target: Axes) -> ir.Value:

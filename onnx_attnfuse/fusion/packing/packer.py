@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import onnx_ir as ir
 
@@ -101,7 +101,8 @@ class Packer(abc.ABC):
             with self._graph.rewrite(anchor_of(spec), _PACKING, spec.name) as edit:
                 site = read_site(spec, meaning, rotated=self.takes_rotated)
                 padding = read_padding(spec, meaning, self._context)
-                _check_padding(padding, meaning)
+                if meaning.biases and padding.of_scores:
+                    raise Refused("padding-unread", "padding cannot be separated from other summands of the scores")
                 key = _padding_key(padding, meaning), length(spec.axes.b), length(spec.axes.i)
                 if key not in groups:
                     groups[key] = _Group(padding, [], edit.keep())
@@ -155,9 +156,10 @@ class Packer(abc.ABC):
 
     def _answer(self, region: Region) -> None:
         """Whoever asks for the shape of an inner value gets it from elsewhere."""
-        builder = self._context.builder
-        for value in _inner(region):
-            answer_shapes(value, builder)
+        inner = (*region.inner, *(value for site in region.sites for value in inner_values(site.spec)))
+        for value in inner:
+            if value.graph is not None and value not in region.exits:
+                answer_shapes(value, self._context.builder)
 
 
 class OperatorPacker(Packer):
@@ -213,14 +215,3 @@ def _padding_key(padding: KeyPadding, meaning: Meaning) -> object:
     if not padding.of_scores:
         return padding.keep, padding.clean
     return meaning.text, frozenset(map(value_of, elements_of(meaning.allowed)))
-
-
-def _check_padding(padding: KeyPadding, meaning: Meaning) -> None:
-    if meaning.biases and padding.of_scores:
-        raise Refused("padding-unread", "padding cannot be separated from other summands of the scores")
-
-
-def _inner(region: Region) -> Iterable[ir.Value]:
-    for value in (*region.inner, *(value for site in region.sites for value in inner_values(site.spec))):
-        if value.graph is not None and value not in region.exits:
-            yield value
