@@ -19,8 +19,8 @@ from onnx_attnfuse.reasons import Reason
 from onnx_attnfuse.rewriting import Edit, GraphContext
 from onnx_attnfuse.targets.base import BuildContext, Emitted, MaskEncoding
 from onnx_attnfuse.targets.cache import is_single
+from onnx_attnfuse.targets.masked_row_predicates import assumed_of_rows
 from onnx_attnfuse.targets.padding import at_least, read_padding
-from onnx_attnfuse.targets.row_assumptions import assumed_of_rows
 from onnx_attnfuse.verify.verdict import Verified
 
 

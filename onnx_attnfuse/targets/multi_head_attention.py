@@ -24,8 +24,7 @@ from onnx_attnfuse.targets.mask_encoding import encodings as whole_encodings
 from onnx_attnfuse.targets.mask_encoding import refuse_scores, shown
 from onnx_attnfuse.targets.masked_row_fixups import Refill, apply_rows
 from onnx_attnfuse.targets.padding import read_padding
-from onnx_attnfuse.targets.projection_bias import Projected, read_projection
-from onnx_attnfuse.targets.separate_projections import own_products
+from onnx_attnfuse.targets.separate_projections import Projected, own_products, read_projection
 from onnx_attnfuse.targets.sinks import with_sink, with_zeros
 
 __all__ = ["ALONE", "INFO", "emit", "encodings", "refuse"]

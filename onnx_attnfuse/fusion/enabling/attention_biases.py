@@ -25,7 +25,7 @@ from onnx_attnfuse.graph.build import Builder, dims_of
 from onnx_attnfuse.graph.constants import Array, attributes, constant_array, constant_tensor, given, is_standard
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.targets.masked_row_fixups import Refill, filled
-from onnx_attnfuse.targets.projection_bias import MAX_BIAS_ELEMENTS
+from onnx_attnfuse.targets.separate_projections import MAX_BIAS_ELEMENTS
 
 _BIAS, _MASK = 3, 5
 """Inputs of MultiHeadAttention; those after the mask are of a cache."""

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
-from onnx_attnfuse.fusion.enabling.helpers import Moved, added_bias, moved_by
+from onnx_attnfuse.fusion.enabling.helpers import Moved, added_bias, moved_by, only_use
 from onnx_attnfuse.fusion.enabling.rule import EnablingChange, enabling
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.constants import attribute, constant_tensor, given, is_standard
@@ -167,3 +167,60 @@ def _cut(node: ir.Node, parted: _Parted, facts: Facts) -> list[_Piece] | None:
     if len(bounds) != 1 or step != 1 or not isinstance(start, int) or not isinstance(end, int):
         return None
     return [(node.outputs[0], slice(start, end).indices(parted.parts)[:2])]
+
+
+_PLAIN = {"alpha": 1.0, "beta": 1.0, "transA": 0, "transB": 0}
+
+
+@enabling("Gemm split into MatMul and Add, so that the bias can be fused", "Gemm", "split-gemm")
+def as_product(node: ir.Node, builder: Builder) -> EnablingChange | None:
+    """`reshape(gemm(reshape(x), w, b))` with all axes but the last as they were, as `x @ w + b`.
+
+    On a GPU, Gemm first writes its bias to every row and then reads it back. A sum goes into the next operator: the attention, an
+    activation, or the next normalization.
+    """
+    facts = builder.facts
+    if len(node.inputs) < 3 or any(attribute(node, name, plain) != plain for name, plain in _PLAIN.items()):
+        return None
+    flat, weight, bias = node.inputs[:3]
+    before = None if flat is None else flat.producer()
+    after = only_use(node.outputs[0], "Reshape")
+    if after is None or not is_standard(before, "Reshape") or weight is None or bias is None:
+        return None
+    x, result = before.inputs[0], after.outputs[0]
+    old, new = None if x is None else facts.dims(x), facts.dims(result)
+    width = facts.dims(bias)
+    if x is None or old is None or new is None or width is None or len(width) != 1 or constant_tensor(weight) is None:
+        return None
+    if len(old) < 3 or old[:-1] != new[:-1] or new[-1:] != width or flat is None or (facts.dims(flat) or ())[-1:] != old[-1:]:
+        return None
+    builder.at(after)
+    product = builder.node("MatMul", [x, weight], hint=f"{node.name}/MatMul")
+    total = builder.node("Add", [product, bias], hint=f"{node.name}/bias")
+    return EnablingChange(((result, total),), (x,))
+
+
+_FEWEST_ELEMENTS = 1 << 20
+"""Smaller tables are not worth another operator."""
+
+
+@enabling("products that read the token embedding in place, without a transposed copy", "MatMul", "shared-table")
+def with_one_table(node: ir.Node, builder: Builder) -> EnablingChange | None:
+    """`x @ Transpose(table)` as FusedMatMul, where others read the table too.
+
+    Exporters write `x @ Transpose(table)` with the table that tokens are looked up in. When a session starts ONNX Runtime
+    computes the Transpose and keeps both: 272 MB a second time for Qwen2 of 0.5 B (benchmarks/results/whole_models_h200.md).
+    FusedMatMul reads the table itself. Where nothing else reads it, there is one copy either way.
+    """
+    x, turned = node.inputs
+    turning = None if turned is None else turned.producer()
+    if x is None or turned is None or not is_standard(turning, "Transpose") or attribute(turning, "perm", [1, 0]) != [1, 0]:
+        return None
+    table = turning.inputs[0]
+    tensor = constant_tensor(table)
+    if table is None or tensor is None or tensor.size < _FEWEST_ELEMENTS or len(tensor.shape) != 2:
+        return None
+    if len(table.uses()) < 2 or len(turned.uses()) > 1 or turned.is_graph_output():
+        return None
+    product = builder.node("FusedMatMul", [x, table], {"transB": 1}, domain=CONTRIB, hint=f"{node.name}/FusedMatMul")
+    return EnablingChange(((node.outputs[0], product),), (x,))

@@ -11,13 +11,13 @@ from onnx_attnfuse.attention.match.softmax import softmax_axis
 from onnx_attnfuse.fusion.packing.token_axes import Marks, Tokens, count_of, others, through
 from onnx_attnfuse.fusion.packing.tokenwise import Rule, Step, int_attribute, packed_axis, refusal
 from onnx_attnfuse.graph.build import Builder
-from onnx_attnfuse.graph.constants import attribute, constant_array
-from onnx_attnfuse.graph.ops import CONTRIB
+from onnx_attnfuse.graph.constants import attribute, constant_array, has_unknown_attribute, subgraphs
+from onnx_attnfuse.graph.ops import CONTRIB, read_as
 from onnx_attnfuse.graph.rules.reading import axes_of, slice_bounds
 from onnx_attnfuse.reasons import Reason
 
 
-def view(node: ir.Node, value: ir.Value, marks: Marks, tokens: Tokens) -> Step | Reason:
+def _view(node: ir.Node, value: ir.Value, marks: Marks, tokens: Tokens) -> Step | Reason:
     """The step of an operator that regroups or permutes axes, those of tokens staying together."""
     first, output = node.inputs[0], node.outputs[0]
     other = through(node, value, marks, tokens)
@@ -88,10 +88,6 @@ def _gather(node: ir.Node, value: ir.Value, marks: Marks, tokens: Tokens) -> Ste
         return refusal(node, "chooses positions")
     after = (*own[:axis], *("",) * index.ndim, *own[axis + 1 :])
     return Step(node, {0: own}, (after,), {"axis": place})
-
-
-VIEWS: Rule = view
-CHANNELS: dict[str, Rule] = {"Concat": _concat, "Gather": _gather, "Slice": _slice, "Split": _split}
 
 
 def _elementwise(node: ir.Node, value: ir.Value, marks: Marks, tokens: Tokens) -> Step | Reason:
@@ -226,7 +222,27 @@ RULES: dict[tuple[str, str], Rule] = {
     **_rules(CONTRIB, "SkipLayerNormalization SkipSimplifiedLayerNormalization", _skip_normalised),
     **_rules("", "LogSoftmax Softmax", _softmax),
     **_rules("", _REDUCTIONS, _reduced),
-    **_rules("", "Flatten Identity Reshape Squeeze Transpose Unsqueeze", VIEWS),
-    **{("", name): rule for name, rule in CHANNELS.items()},
+    **_rules("", "Flatten Identity Reshape Squeeze Transpose Unsqueeze", _view),
+    **{("", name): rule for name, rule in (("Concat", _concat), ("Gather", _gather), ("Slice", _slice), ("Split", _split))},
 }
 """By domain and name; every rule is asked with one value of the node and its marks."""
+
+
+def read_step(node: ir.Node, value: ir.Value, marks: Marks, tokens: Tokens) -> Step | Reason:
+    """How a node runs on packed tokens, or the reason why it cannot be computed token by token.
+
+    It is asked with a value of the node, its output or an input, whose marks are known. An operator without a rule is taken to
+    mix positions.
+    """
+    rule = RULES.get(read_as(node))
+    if rule is None or has_unknown_attribute(node) or any(True for _ in subgraphs(node)):
+        return refusal(node, "is not known to work token by token")
+    step = rule(node, value, marks, tokens)
+    if isinstance(step, Reason):
+        return step
+    dims = [tokens.facts.dims(item) for item in node.outputs[: len(step.outputs)]]
+    if any(found is None or len(found) != len(own) for found, own in zip(dims, step.outputs, strict=True)):
+        return refusal(node, "has outputs of unknown shape")
+    if any(output.uses() or output.is_graph_output() for output in node.outputs[len(step.outputs) :]):
+        return refusal(node, "has further outputs that are used")
+    return step

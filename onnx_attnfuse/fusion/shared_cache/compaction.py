@@ -14,7 +14,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnx_attnfuse.fusion.packing.token_axes import Marks, Tokens
-from onnx_attnfuse.fusion.packing.tokenwise_ops import read_step
+from onnx_attnfuse.fusion.packing.tokenwise_rules import read_step
 from onnx_attnfuse.graph.build import Builder, dims_of
 from onnx_attnfuse.graph.constants import attribute, is_standard
 from onnx_attnfuse.graph.edit import connect
@@ -82,31 +82,30 @@ def buffer_order(builder: Builder, earlier: ir.Value, new: ir.Value) -> ir.Value
     dtype = ir.DataType.INT32
     kept = builder.cast(builder.cast(earlier, _TRUTH), dtype)
     ranks = [
-        builder.elementwise("Mul", [kept, builder.constant(np.asarray(2, np.int32))], dtype),
-        builder.elementwise("Add", [new, builder.constant(np.asarray(1, np.int32))], dtype),
+        builder.elementwise("Mul", [kept, builder.constant(np.asarray(2, np.int32))]),
+        builder.elementwise("Add", [new, builder.constant(np.asarray(1, np.int32))]),
     ]
-    (batch, past), (_, count) = (dims_of(builder, item) for item in ranks)
-    ranked = builder.node("Concat", ranks, {"axis": 1}, dims=[batch, past + count], dtype=dtype)
+    ranked = builder.node("Concat", ranks, {"axis": 1})
     return _sorted(builder, ranked).front
 
 
 def _counted(builder: Builder, mask: ir.Value) -> Order:
     """The order by counting real tokens and padding, and nothing by shapes."""
-    dims, one, axis = builder.facts.dims(mask), builder.constant([1]), builder.constant(np.asarray(1))
+    one, axis = builder.constant([1]), builder.constant(np.asarray(1))
 
     def counted(truth: ir.Value) -> tuple[ir.Value, ir.Value]:
         """Ones where it holds, and how many there are up to each place, less one."""
         ones = builder.cast(truth, _INT)
-        sums = builder.node("CumSum", [ones, axis], dims=dims, dtype=_INT)
-        return ones, builder.elementwise("Sub", [sums, one], _INT)
+        sums = builder.node("CumSum", [ones, axis])
+        return ones, builder.elementwise("Sub", [sums, one])
 
     kept = builder.cast(mask, _TRUTH)
-    _, places = counted(builder.elementwise("Equal", [mask, mask], _TRUTH))
+    _, places = counted(builder.elementwise("Equal", [mask, mask]))
     ones, ahead = counted(kept)
-    last = builder.elementwise("Sub", [builder.reduce("ReduceSum", ones, [1]), one], _INT)
-    after = builder.elementwise("Add", [builder.elementwise("Sub", [places, ahead], _INT), last], _INT)
-    back = builder.node("Where", [kept, ahead, after], dims=dims, dtype=_INT)
-    front = builder.node("ScatterElements", [places, back, places], {"axis": 1}, dims=dims, dtype=_INT)
+    last = builder.elementwise("Sub", [builder.reduce("ReduceSum", ones, [1]), one])
+    after = builder.elementwise("Add", [builder.elementwise("Sub", [places, ahead]), last])
+    back = builder.node("Where", [kept, ahead, after])
+    front = builder.node("ScatterElements", [places, back, places], {"axis": 1})
     return Order(back, front)
 
 
@@ -223,7 +222,7 @@ class Compaction:
         if places is None or marks not in {self._normalized(_TOKENS), self._normalized(("b", "", "s", ""))}:
             return None
         if self._tokens.facts.rank(places) == 1:  # the first place, from which tokens are counted
-            first = self._builder.elementwise("Add", [self.order.front, places], _INT)
+            first = self._builder.elementwise("Add", [self.order.front, places])
             node.replace_input_with(1, first)
             return {0: marks}, {node.outputs[0]: marks}
         return ({0: marks, 1: _PLACES}, {node.outputs[0]: marks}) if self._tokens.is_full(places, _PLACES) else None
@@ -270,22 +269,22 @@ class Compaction:
     def _gathered(self, value: ir.Value, marks: Marks, order: ir.Value) -> ir.Value:
         """The tokens of a value in another order."""
         builder, tokens, facts = self._builder, self._tokens, self._builder.facts
-        dims, dtype = facts.dims(value), facts.dtype(value)
+        dims = facts.dims(value)
         assert dims is not None
         if tokens.batch == 1:
             axis = marks.index("bs") - len(marks)
             row = builder.reshape(order, [tokens.length])
-            return builder.node("Gather", [value, row], {"axis": axis}, dims=dims, dtype=dtype)
+            return builder.node("Gather", [value, row], {"axis": axis})
         joined = next((axis for axis, mark in enumerate(marks) if len(mark) == 2), None)
         if joined is not None:
             letters = tuple(marks[joined])
             split = builder.reshape(value, [*dims[:joined], *map(tokens.size, letters), *dims[joined + 1 :]])
             return builder.reshape(self._gathered(split, (*marks[:joined], *letters, *marks[joined + 1 :]), order), dims)
         if marks == _PLACES:
-            return builder.node("GatherElements", [value, order], {"axis": 1}, dims=dims, dtype=dtype)
+            return builder.node("GatherElements", [value, order], {"axis": 1})
         lead = [marks.index("b"), marks.index("s")]
         perm = [*lead, *(axis for axis in range(len(marks)) if axis not in lead)]
         turned = builder.transpose(value, perm)
         index = builder.reshape(order, [tokens.batch, tokens.length, 1])
-        found = builder.node("GatherND", [turned, index], {"batch_dims": 1}, dims=facts.dims(turned), dtype=dtype)
+        found = builder.node("GatherND", [turned, index], {"batch_dims": 1})
         return builder.transpose(found, [perm.index(axis) for axis in range(len(perm))])

@@ -9,7 +9,6 @@ A model that has no mask of its own gets one that tells lengths, and is judged w
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +18,7 @@ from onnx_attnfuse.attention.axes.factors import Axis, Factor, leaves, length, r
 from onnx_attnfuse.attention.axes.views import IndexedValue
 from onnx_attnfuse.attention.spec import AttentionSpec, Rotary, Source, Table
 from onnx_attnfuse.fusion.packing.token_axes import Marks, Tokens, others
-from onnx_attnfuse.fusion.packing.tokenwise_ops import read_step
+from onnx_attnfuse.fusion.packing.tokenwise_rules import read_step
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.constants import constant_tensor, is_standard
 from onnx_attnfuse.graph.facts import Facts
@@ -149,7 +148,7 @@ class _Tables:
         if cos is None or sin is None or self._positions is None:
             return None
         values = rotating.tables(builder, dataclasses.replace(rotary, cos=cos, sin=sin), (), self._row, None)[:2]
-        taken = builder.node("Gather", [counted(builder), self._positions], dims=builder.facts.dims(self._positions), dtype=_INT)
+        taken = builder.node("Gather", [counted(builder), self._positions])
         return _Rows(*values, taken)
 
     def _table(self, table: Table) -> Table | None:
@@ -182,13 +181,11 @@ class _Tables:
         step = None if node is None else read_step(node, value, marks, tokens)
         if step is None or isinstance(step, Reason) or any(constant_tensor(item) is None for item in step.free()):
             return None
-        given: Mapping[int, ir.Value | None] = {
-            place: self._at_each(item, own, tokens) if (item := step.node.inputs[place]) is not None else None
-            for place, own in step.marks.items()
-        }
-        if any(item is None for item in given.values()):
+        given = [self._at_each(item, own, tokens) for item, own in step.inputs()]
+        operands = [item for item in given if item is not None]
+        if len(operands) < len(step.marks):
             return None
-        packed = step.build(self._builder, {place: item for place, item in given.items() if item is not None})
+        packed = step.on_packed(self._builder, operands)
         self._packed.update(zip(step.node.outputs, packed, strict=False))
         return self._packed.get(value)
 
@@ -215,8 +212,8 @@ def with_past_length(model: ir.Model, decoder: ServedDecoder) -> ServedDecoder:
     dims = facts.dims(inputs[decoder.input_ids or decoder.inputs_embeds])
     assert dims is not None
     batch, new, *_ = dims
-    total = builder.elementwise("Add", [builder.cast(past, ir.DataType.INT64), builder.shape([new])], ir.DataType.INT64)
-    whole = builder.node("Concat", [builder.shape([batch]), total], {"axis": 0}, dims=[2], dtype=ir.DataType.INT64)
+    total = builder.elementwise("Add", [builder.cast(past, ir.DataType.INT64), builder.shape([new])])
+    whole = builder.node("Concat", [builder.shape([batch]), total], {"axis": 0})
     one = builder.constant(np.asarray(1, np.int64))
     ones = builder.node("Expand", [one, whole], dims=facts.dims(mask), dtype=ir.DataType.INT64)
     mask.replace_all_uses_with(ones)

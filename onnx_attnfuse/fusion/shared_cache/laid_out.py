@@ -24,8 +24,7 @@ from onnx_attnfuse.attention.match.step_readers import Readers
 from onnx_attnfuse.attention.spec import AttentionSpec
 from onnx_attnfuse.fusion.shared_cache.interface import POSITIONS
 from onnx_attnfuse.fusion.shared_cache.lengths import is_copy
-from onnx_attnfuse.fusion.shared_cache.static import copied_from, is_static, outputs_of
-from onnx_attnfuse.fusion.shared_cache.writes import writer
+from onnx_attnfuse.fusion.shared_cache.static import copied_from, is_static, outputs_of, writer
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.constants import is_standard
 from onnx_attnfuse.graph.edit import answer_shapes

@@ -79,11 +79,11 @@ def read_lengths(
     counts_ones = padding == "none" or (padding == "after" and builder.opset >= _MAX_TAKES_INTEGERS)
     if not counts_ones:
         rest = builder.constant(np.asarray(1, np.int32))
-        uncounted = _summed(builder, builder.elementwise("Sub", [rest, ones if padding == "unknown" else current], _SMALL))
-        counted = builder.elementwise("Add", [counted, uncounted], _SMALL)
+        uncounted = _summed(builder, builder.elementwise("Sub", [rest, ones if padding == "unknown" else current]))
+        counted = builder.elementwise("Add", [counted, uncounted])
     elif padding == "after":
-        counted = builder.elementwise("Max", [counted, _width(builder, current, new, on_host=on_host)], _SMALL)
-    last = builder.elementwise("Sub", [counted, builder.constant(np.asarray(1, np.int32))], _SMALL)
+        counted = builder.elementwise("Max", [counted, _width(builder, current, new, on_host=on_host)])
+    last = builder.elementwise("Sub", [counted, builder.constant(np.asarray(1, np.int32))])
     readers = frozenset(node for node, _ in mask.uses() if node not in others)
     return Lengths(earlier, current, last, total, facts.fresh(kept, 1), readers, counts_ones)
 
@@ -94,7 +94,7 @@ def _width(builder: Builder, current: ir.Value, new: Dim, *, on_host: bool) -> i
         return builder.constant(np.asarray(new, np.int32))
     if on_host:
         return builder.cast(builder.shape([new]), _SMALL)
-    every = builder.elementwise("Equal", [current, current], ir.DataType.BOOL)
+    every = builder.elementwise("Equal", [current, current])
     return builder.reduce("ReduceSum", builder.cast(every, _SMALL), [1], keep=False)
 
 

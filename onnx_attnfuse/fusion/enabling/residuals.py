@@ -1,9 +1,4 @@
-"""A residual sum and the normalization of it as one operator that gives both.
-
-ONNX Runtime's own fusion wants a sum that nothing else looks at, as after each block of BERT. Where the normalization comes
-first, as nearly everywhere since, the sum goes on as the next residual: then the sum, the bias before it and the normalization
-are passes of their own.
-"""
+"""Normalizations, and the residual sums before them, as ONNX Runtime's own fusions and kernels want them."""
 
 from __future__ import annotations
 
@@ -19,6 +14,61 @@ from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.ops import CONTRIB
 from onnx_attnfuse.graph.uses import producer_of
 from onnx_attnfuse.targets.rms_norm import read_rms_norm
+
+
+@enabling("x * (1 / r) rewritten as x / r, so that ONNX Runtime fuses RMSNorm", "Mul", "quotients")
+def as_quotient(node: ir.Node, builder: Builder) -> EnablingChange | None:
+    """A Mul by a Reciprocal that nothing else looks at, of a square root, as a Div.
+
+    Torch's `rsqrt` is exported as Sqrt and Reciprocal. ONNX Runtime finds RMS normalization by its division, and a decomposed one
+    costs six passes over the activations instead of one.
+    """
+    for one, other in ((node.inputs[0], node.inputs[1]), (node.inputs[1], node.inputs[0])):
+        inverse = None if one is None else one.producer()
+        if one is None or other is None or inverse is None or inverse.op_type != "Reciprocal" or len(one.uses()) != 1:
+            continue
+        root = inverse.inputs[0]
+        if one.is_graph_output() or root is None or root.is_graph_output() or len(root.uses()) != 1:
+            continue
+        origin = root.producer()
+        if origin is None or origin.op_type != "Sqrt":
+            continue
+        quotient = builder.node("Div", [other, root], hint=f"{node.name}/quotient")
+        return EnablingChange(((node.outputs[0], quotient),), (other, *(value for value in origin.inputs if value is not None)))
+    return None
+
+
+_RANK = 3
+
+
+@enabling(
+    "residual Adds kept apart from LayerNormalization (SkipLayerNormalization is slower on CPU)",
+    "LayerNormalization",
+    "separate-norm",
+)
+def as_separate_sum(node: ir.Node, builder: Builder) -> EnablingChange | None:
+    """An Add of float32 tensors of one shape that only a LayerNormalization looks at, as a Sum.
+
+    ONNX Runtime makes one SkipLayerNormalization of Add and LayerNormalization wherever it can tell that both summands have one
+    shape, which after a fused attention it can more often than before. Its kernel for the CPU computes a row number by number and
+    takes four to seven times as long as the two (docs/decisions/0026). It does not look at Sum, which gives the same.
+    """
+    if node.inputs[0] is None:
+        return None
+    total, facts = node.inputs[0], builder.facts
+    added = total.producer()
+    if not is_standard(added, "Add") or len(total.uses()) != 1 or total.is_graph_output():
+        return None
+    left, right = added.inputs
+    dims = facts.dims(total)
+    if left is None or right is None or dims is None or len(dims) != _RANK or facts.dtype(total) != ir.DataType.FLOAT:
+        return None
+    if facts.dims(left) != dims or facts.dims(right) != dims:
+        return None
+    builder.at(added)
+    made = builder.node("Sum", [left, right], hint=f"{added.name}/sum")
+    return EnablingChange(((total, made),), (left, right))
+
 
 _PACKED, _RANKS = 2, {2, 3}
 
@@ -36,7 +86,12 @@ class _Norm:
 
 @enabling("residual Adds fused with their normalization", "LayerNormalization Mul", "skip-norm")
 def as_skip_norm(node: ir.Node, builder: Builder) -> EnablingChange | None:
-    """LayerNormalization, or decomposed RMS normalization, of a sum with other users."""
+    """LayerNormalization, or decomposed RMS normalization, of a sum with other users.
+
+    ONNX Runtime's own fusion wants a sum that nothing else looks at, as after each block of BERT. Where the normalization comes
+    first, as nearly everywhere since, the sum goes on as the next residual: then the sum, the bias before it and the
+    normalization are passes of their own.
+    """
     facts = builder.facts
     norm = _layer_norm(node, facts) or _rms_norm(node, facts)
     if norm is None:
