@@ -14,6 +14,8 @@ import math
 import numpy as np
 import onnx_ir as ir
 
+from onnx_attnfuse.attention.axes.factors import new_axes, refined
+from onnx_attnfuse.attention.axes.views import IndexedValue, upward
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.constants import Array, attribute, constant_array, is_standard
 from onnx_attnfuse.graph.edit import answer_needless
@@ -24,7 +26,8 @@ from onnx_attnfuse.kernels.operators import group_query_attention
 from onnx_attnfuse.targets.rms_norm import read_rms_norm
 
 _INFO = group_query_attention.INFO
-_HEADS_FIRST = [0, 2, 1, 3]
+_RANK = 3
+"""The axes of queries and keys: batch, positions, heads · channels."""
 EPSILON = "qk_norm_epsilon"
 """The attribute for the summand under the root."""
 
@@ -104,45 +107,25 @@ class _Operand:
 
 def _read(value: ir.Value, heads: int, facts: Facts) -> _Operand | None:
     """The normalization of each head that gives a value (b, s, n·h)."""
-    dims, joined = facts.dims(value), value.producer()
-    normal = joined.inputs[0] if is_standard(joined, "Reshape") else None
-    if dims is None or normal is None or not isinstance(dims[-1], int) or not heads or dims[-1] % heads:
+    dims = facts.dims(value)
+    if dims is None or len(dims) != _RANK or not isinstance(dims[-1], int) or not heads or dims[-1] % heads:
         return None
-    apart: Dims = (dims[0], dims[1], heads, dims[-1] // heads)
-    normal, turned = _turned_from(normal, apart, facts)
-    norm = None if normal is None else read_rms_norm(normal, facts)
-    if norm is None:
-        return None
+    batch, rows, by_head, channels = new_axes((dims[0], dims[1], heads, dims[-1] // heads))
+    indexed = IndexedValue(value, (batch, rows, (*by_head, *channels)))
+    while (norm := read_rms_norm(indexed.value, facts)) is None:
+        above = upward(indexed, facts)
+        if above is None:
+            return None
+        indexed = above
+    before, above = None, IndexedValue(norm.x, indexed.axes)
+    while above is not None:
+        if refined(above.axes) in ((batch, rows, (*by_head, *channels)), (batch, rows, by_head, channels)):
+            before = above.value
+        above = upward(above, facts)
     weight = _weight(norm.weight, dims[-1] // heads, facts.dtype(value), facts)
-    before = _before_heads(norm.x, apart, dims, facts, turned=turned)
-    return None if weight is None or before is None else _Operand(before, dims, weight, norm.epsilon)
-
-
-def _turned_from(value: ir.Value, apart: Dims, facts: Facts) -> tuple[ir.Value | None, bool]:
-    """The value with heads apart, and whether heads come before positions in it."""
-    if facts.dims(value) == apart:
-        node = value.producer()
-        if is_standard(node, "Transpose") and attribute(node, "perm", []) == _HEADS_FIRST:
-            return node.inputs[0], True
-        return value, False
-    return (value, True) if apart[2] == 1 and facts.dims(value) == _heads_first(apart) else (None, False)
-
-
-def _heads_first(apart: Dims) -> Dims:
-    return (apart[0], apart[2], apart[1], apart[3])
-
-
-def _before_heads(x: ir.Value, apart: Dims, joined: Dims, facts: Facts, *, turned: bool) -> ir.Value | None:
-    """Queries or keys that are normalized, heads joined if that can be seen, else after positions; None if before those."""
-    node = x.producer()
-    if facts.dims(x) != (_heads_first(apart) if turned else apart):
+    if before is None or weight is None or refined(indexed.axes)[-1] != channels:
         return None
-    if turned and is_standard(node, "Transpose") and attribute(node, "perm", []) == _HEADS_FIRST and node.inputs[0] is not None:
-        x, node, turned = node.inputs[0], node.inputs[0].producer(), False
-    if turned and apart[2] != 1:
-        return None
-    before = node.inputs[0] if is_standard(node, "Reshape") else None
-    return before if before is not None and facts.dims(before) == joined else x
+    return _Operand(before, dims, weight, norm.epsilon)
 
 
 def _weight(weight: ir.Value | None, size: int, dtype: ir.DataType | None, facts: Facts) -> ir.Value | Array | None:
