@@ -16,10 +16,9 @@ from onnx_attnfuse.attention.axes.factors import leaves, length
 from onnx_attnfuse.attention.axes.views import is_short
 from onnx_attnfuse.attention.spec import AttentionSpec
 from onnx_attnfuse.graph.build import Builder
-from onnx_attnfuse.graph.constants import attribute, is_standard
 from onnx_attnfuse.graph.edit import answer_needless, known_elsewhere
 from onnx_attnfuse.graph.facts import Facts
-from onnx_attnfuse.graph.rules.reading import slice_bounds
+from onnx_attnfuse.graph.rules.reading import read_part
 from onnx_attnfuse.graph.sweep import sweep
 from onnx_attnfuse.targets.layout import Grouped
 from onnx_attnfuse.targets.merged_projections import MergedProduct, are_of_one_input, is_read_by, merged, read_product
@@ -37,32 +36,16 @@ def undivided(operands: Grouped, spec: AttentionSpec, builder: Builder) -> ir.Va
 
 
 def _split(values: Sequence[ir.Value], facts: Facts) -> ir.Value | None:
-    """The input of a Split or of three Slices along the last axis, whose results are the operands as they are."""
-    nodes = [value.producer() for value in values]
-    first = nodes[0]
-    whole = None if first is None or not first.inputs else first.inputs[0]
-    dims = None if whole is None else facts.dims(whole)
-    if first is None or dims is None or len(dims) != _RANK:
+    """The value whose parts along the last axis, one after the other, are the operands as they are: by Split or Slices."""
+    parts = [part for value in values if (part := read_part(value, facts)) is not None]
+    dims = facts.dims(parts[0].whole) if parts else None
+    if len(parts) < len(values) or dims is None or len(dims) != _RANK:
         return None
-    if is_standard(first, "Split"):
-        is_last = attribute(first, "axis", 0) % len(dims) == len(dims) - 1
-        return whole if is_last and tuple(values) == tuple(first.outputs) else None
-    end = 0
-    for node in nodes:
-        bounds = slice_bounds(node, len(dims), facts) if is_standard(node, "Slice") and node.inputs[0] is whole else None
-        start, stop, step = (bounds or {}).get(len(dims) - 1, (0, 0, 0))
-        total = dims[-1]
-        if (
-            bounds is None
-            or len(bounds) != 1
-            or not (isinstance(start, int) and isinstance(stop, int) and isinstance(total, int))
-        ):
-            return None
-        begin, stop, _ = slice(start, stop).indices(total)
-        if step != 1 or begin != end or stop <= begin:
-            return None
-        end = stop
-    return whole if end == dims[-1] else None
+    if any((part.whole, part.axis, part.step) != (parts[0].whole, _RANK - 1, 1) for part in parts):
+        return None
+    borders = [part.stop for part in parts]
+    is_whole = [part.start for part in parts] == [0, *borders[:-1]] and borders[-1] == dims[-1]
+    return parts[0].whole if is_whole and 0 not in borders else None
 
 
 def _viewed(operands: Grouped, spec: AttentionSpec, builder: Builder) -> ir.Value | None:

@@ -21,7 +21,7 @@ from onnx_attnfuse.attention.spec import AttentionSpec, Source
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.constants import attribute, constant_tensor, is_readable, is_standard
 from onnx_attnfuse.graph.facts import Facts
-from onnx_attnfuse.graph.rules.reading import slice_bounds, split_lengths
+from onnx_attnfuse.graph.rules.reading import read_part
 from onnx_attnfuse.graph.sizes import Dim
 from onnx_attnfuse.graph.uses import viewers
 from onnx_attnfuse.reasons import Refused
@@ -188,38 +188,15 @@ def _added(indexed: IndexedValue, facts: Facts) -> tuple[IndexedValue, IndexedVa
 
 def _parted(indexed: IndexedValue, facts: Facts) -> tuple[IndexedValue, ProjectionPart] | None:
     """The input of a Split or Slice that takes an uneven part, and the part."""
-    node = indexed.value.producer()
-    dims = None if node is None or not node.inputs or node.inputs[0] is None else facts.dims(node.inputs[0])
-    if dims is None or not is_standard(node, "Slice", "Split"):
+    part = read_part(indexed.value, facts)
+    total = None if part is None else (facts.dims(part.whole) or ())[part.axis]
+    if part is None or part.step != 1 or not isinstance(total, int):
         return None
-    found = _split_part(node, indexed, facts) if node.op_type == "Split" else _slice_part(node, len(dims), facts)
-    if found is None:
-        return None
-    place, start, end = found
-    total = dims[place]
-    if not isinstance(total, int) or not isinstance(start, int) or not isinstance(end, int):
+    if not isinstance(part.start, int) or not isinstance(part.stop, int):
         return None
     whole = Factor(total)
-    assert node.inputs[0] is not None
-    inner = IndexedValue(node.inputs[0], replaced(indexed.axes, place, (whole,)))
-    return inner, ProjectionPart(whole, *slice(start, end).indices(total)[:2], indexed.axes[place])
-
-
-def _split_part(node: ir.Node, indexed: IndexedValue, facts: Facts) -> tuple[int, Dim, Dim] | None:
-    lengths, index = split_lengths(node, facts), indexed.value.index()
-    known = [size for size in lengths or () if isinstance(size, int)]
-    if index is None or len(known) <= index or len(known) < len(lengths or ()):
-        return None
-    start = sum(known[:index])
-    return attribute(node, "axis", 0) % len(indexed.axes), start, start + known[index]
-
-
-def _slice_part(node: ir.Node, rank: int, facts: Facts) -> tuple[int, Dim, Dim] | None:
-    bounds = slice_bounds(node, rank, facts)
-    if bounds is None or len(bounds) != 1:
-        return None
-    ((place, (start, end, step)),) = bounds.items()
-    return (place, start, end) if step == 1 else None
+    inner = IndexedValue(part.whole, replaced(indexed.axes, part.axis, (whole,)))
+    return inner, ProjectionPart(whole, part.start, part.stop, indexed.axes[part.axis])
 
 
 def _factors(

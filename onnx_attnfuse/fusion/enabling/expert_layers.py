@@ -17,7 +17,7 @@ from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.constants import attribute, constant_tensor, is_standard
 from onnx_attnfuse.graph.dtypes import FLOATS_TO_32, narrows
 from onnx_attnfuse.graph.facts import Facts
-from onnx_attnfuse.graph.rules.reading import slice_bounds
+from onnx_attnfuse.graph.rules.reading import read_part
 
 _CUBE = 3
 """The axes of matrices (experts, out, in)."""
@@ -273,17 +273,13 @@ def _clipped(value: ir.Value, facts: Facts) -> tuple[ir.Value, float | None, flo
 
 def _strided(left: ir.Value, right: ir.Value, facts: Facts) -> ir.Value | None:
     """The value of which two values are every other channel, the first one's first."""
-    nodes = left.producer(), right.producer()
-    wholes = [node.inputs[0] if is_standard(node, "Slice") else None for node in nodes]
-    dims = None if wholes[0] is None else facts.dims(wholes[0])
-    if not dims or wholes[0] is not wholes[1] or not isinstance(dims[-1], int):
+    parts = [part for value in (left, right) if (part := read_part(value, facts)) is not None]
+    whole = parts[0].whole if parts else None
+    dims = None if whole is None else facts.dims(whole)
+    if len(parts) < 2 or not dims or not isinstance(dims[-1], int):
         return None
-    for begin, node in enumerate(nodes):
-        bounds = None if node is None else slice_bounds(node, len(dims), facts)
-        start, stop, step = (bounds or {}).get(len(dims) - 1, (None, None, None))
-        if bounds is None or len(bounds) != 1 or step != 2 or start != begin or not isinstance(stop, int) or stop < dims[-1]:
-            return None
-    return wholes[0]
+    found = [(part.whole, part.axis, part.start, part.stop, part.step) for part in parts]
+    return whole if found == [(whole, len(dims) - 1, begin, dims[-1], 2) for begin in range(2)] else None
 
 
 def _is_view(node: ir.Node, before: ir.Value, facts: Facts, least: ir.DataType | None) -> bool:

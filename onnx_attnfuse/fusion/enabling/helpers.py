@@ -12,7 +12,7 @@ from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.constants import attribute, attributes, constant_array, constant_tensor, is_standard
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.ops import is_contrib
-from onnx_attnfuse.graph.rules.reading import slice_bounds
+from onnx_attnfuse.graph.rules.reading import read_part
 from onnx_attnfuse.graph.uses import producer_of, reads_input
 from onnx_attnfuse.kernels.operators import group_query_attention
 
@@ -105,34 +105,23 @@ def moved_rows(value: ir.Value, facts: Facts) -> Moved:
 def halves(left: ir.Value, right: ir.Value, facts: Facts) -> ir.Value | None:
     """The value whose first and second half along the last axis two values are: by Split, Slice, or as parts of a sequence."""
     first, second = left.producer(), right.producer()
-    if first is not None and first is second and is_standard(first, "Split"):
-        dims = facts.dims(left)
-        is_even = tuple(first.outputs) == (left, right) and dims is not None and dims == facts.dims(right)
-        return first.inputs[0] if is_even and _is_cut_last(first, facts) else None
     if is_standard(first, "SequenceAt") and is_standard(second, "SequenceAt") and first.inputs[0] is second.inputs[0]:
         parts = None if first.inputs[0] is None else first.inputs[0].producer()
         places = [None if node.inputs[1] is None else facts.number(node.inputs[1]) for node in (first, second)]
         is_both = is_standard(parts, "SplitToSequence") and places == [0, 1]
         return parts.inputs[0] if parts is not None and is_both and _are_halves(parts, facts) else None
-    whole = first.inputs[0] if is_standard(first, "Slice") else None
-    dims = None if whole is None else facts.dims(whole)
-    if first is None or not dims or not isinstance(dims[-1], int):
+    one, other = (read_part(value, facts) for value in (left, right))
+    if one is None or other is None or one.whole is not other.whole or facts.dims(left) != facts.dims(right):
         return None
-    if not is_standard(second, "Slice") or second.inputs[0] is not whole:
+    dims = facts.dims(one.whole)
+    if not dims:
         return None
-    last, half = len(dims) - 1, dims[-1] // 2
-    for node, begin in ((first, 0), (second, half)):
-        bounds = slice_bounds(node, len(dims), facts) or {}
-        start, stop, step = bounds.get(last, (None, None, None))
-        if len(bounds) != 1 or step != 1 or not isinstance(start, int) or not isinstance(stop, int):
-            return None
-        if slice(start, stop).indices(dims[-1])[:2] != (begin, begin + half):
-            return None
-    return whole
+    is_last = one.axis == other.axis == len(dims) - 1 and one.step == other.step == 1
+    return one.whole if is_last and (one.start, one.stop, other.stop) == (0, other.start, dims[-1]) else None
 
 
 def _is_cut_last(node: ir.Node, facts: Facts) -> bool:
-    """Whether a Split, or a SplitToSequence, cuts along the last axis."""
+    """Whether a SplitToSequence cuts along the last axis."""
     rank = None if node.inputs[0] is None else facts.rank(node.inputs[0])
     return rank is not None and rank > 0 and attribute(node, "axis", 0) % rank == rank - 1
 

@@ -21,7 +21,7 @@ from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.constants import attribute, constant_tensor, given, is_standard
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.ops import CONTRIB
-from onnx_attnfuse.graph.rules.reading import slice_bounds
+from onnx_attnfuse.graph.rules.reading import read_part
 from onnx_attnfuse.graph.uses import producer_of
 
 _MATRIX = 2
@@ -152,21 +152,15 @@ def _pieces(parted: _Parted, facts: Facts) -> Sequence[_Piece] | None:
 
 def _cut(node: ir.Node, parted: _Parted, facts: Facts) -> list[_Piece] | None:
     """The pieces that a Split or a Slice cuts along the parts; None where it is another operator, or cuts elsewhere."""
-    rank = facts.rank(parted.whole)
-    if not rank or not is_standard(node, "Slice", "Split"):
-        return None
-    if node.op_type == "Split":
-        sizes = [(facts.dims(piece) or (None,) * rank)[parted.axis] for piece in node.outputs]
-        known = [size for size in sizes if isinstance(size, int)]
-        if attribute(node, "axis", 0) % rank != parted.axis or len(known) < len(node.outputs):
+    found: list[_Piece] = []
+    for piece in node.outputs:
+        part = read_part(piece, facts)
+        if part is None or (part.axis, part.step) != (parted.axis, 1):
             return None
-        ends = [0, *itertools.accumulate(known)]
-        return list(zip(node.outputs, itertools.pairwise(ends), strict=True))
-    bounds = slice_bounds(node, rank, facts) or {}
-    start, end, step = bounds.get(parted.axis, (None, None, None))
-    if len(bounds) != 1 or step != 1 or not isinstance(start, int) or not isinstance(end, int):
-        return None
-    return [(node.outputs[0], slice(start, end).indices(parted.parts)[:2])]
+        if not isinstance(part.start, int) or not isinstance(part.stop, int):
+            return None
+        found.append((piece, (part.start, part.stop)))
+    return found
 
 
 _PLAIN = {"alpha": 1.0, "beta": 1.0, "transA": 0, "transB": 0}

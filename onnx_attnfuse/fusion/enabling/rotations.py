@@ -14,7 +14,7 @@ from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.constants import attribute, attributes, constant_array, constant_tensor, given, is_standard
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.ops import is_contrib
-from onnx_attnfuse.graph.rules.reading import slice_bounds
+from onnx_attnfuse.graph.rules.reading import read_part
 
 _LONGEST, _SHORTEST = 512, 8
 """Rows of a part."""
@@ -133,42 +133,15 @@ def _read(node: ir.Node, facts: Facts) -> _Rotation | None:
         return None
     if attribute(rotary, "is_packed_batching", 0) or any(table is None or facts.rank(table) != 2 for table in tables):
         return None
-    prefix, whole = (facts.dims(first) or (None,) * 3)[_TOKENS], _source(first)
-    if (
-        whole is None
-        or whole is not _source(rest)
-        or not isinstance(prefix, int)
-        or facts.dims(whole) != facts.dims(node.outputs[0])
-    ):
+    if not all(isinstance((facts.dims(table) or ("",))[-1], int) for table in tables if table is not None):
         return None
-    if not _is_cut(first, rest, prefix, facts) or not all(
-        isinstance((facts.dims(table) or ("",))[-1], int) for table in tables if table is not None
-    ):
+    start, end = read_part(first, facts), read_part(rest, facts)
+    dims = None if start is None else facts.dims(start.whole)
+    if start is None or end is None or start.whole is not end.whole or dims is None or dims != facts.dims(node.outputs[0]):
         return None
-    return _Rotation(whole, prefix, rotary)
-
-
-def _source(value: ir.Value) -> ir.Value | None:
-    node = value.producer()
-    return node.inputs[0] if is_standard(node, "Slice", "Split") else None
-
-
-def _is_cut(first: ir.Value, rest: ir.Value, prefix: int, facts: Facts) -> bool:
-    """Whether two pieces of a value are its first tokens and all others."""
-    one, other = first.producer(), rest.producer()
-    assert one is not None
-    assert other is not None
-    if one is other:
-        return tuple(one.outputs) == (first, rest) and attribute(one, "axis", 0) % 4 == _TOKENS
-    if one.op_type != "Slice" or other.op_type != "Slice":
-        return False
-    dims = facts.dims(rest)
-    bounds = [slice_bounds(node, 4, facts) or {} for node in (one, other)]
-    if dims is None or any(list(item) != [_TOKENS] or item[_TOKENS][2] != 1 for item in bounds):
-        return False
-    whole = one.inputs[0]
-    total = (None if whole is None else facts.dims(whole)) or (0, 0, 0)
-    return bounds[0][_TOKENS][0] == 0 and bounds[1][_TOKENS][0] == prefix and facts.same(dims[_TOKENS] + prefix, total[_TOKENS])
+    is_cut = (start.axis, start.start, start.step) == (_TOKENS, 0, 1) and (end.axis, end.step) == (_TOKENS, 1)
+    prefix, is_rest = start.stop, end.start == start.stop and facts.same(end.stop, dims[_TOKENS])
+    return _Rotation(start.whole, prefix, rotary) if is_cut and is_rest and isinstance(prefix, int) else None
 
 
 def _with_rows(table: ir.Value | None, count: int, number: float, builder: Builder) -> ir.Value:

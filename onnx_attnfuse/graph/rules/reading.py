@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias, cast
 
@@ -88,6 +90,42 @@ def slice_bounds(node: ir.Node, rank: int, facts: Known) -> dict[int, tuple[Dim,
             return None
         bounds[axis % rank] = (start, end, step)
     return bounds
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """A range of a value along one axis, `whole[start:stop:step]`, counted from the start of the axis."""
+
+    whole: ir.Value
+    axis: int
+    start: Dim
+    stop: Dim
+    step: int = 1
+
+
+def read_part(value: ir.Value | None, facts: Known) -> Part | None:
+    """The range that a value is, by a Split, or by a Slice along one axis; None where it is something else, or not known."""
+    node = None if value is None else value.producer()
+    whole = node.inputs[0] if is_standard(node, "Slice", "Split") else None
+    dims = None if whole is None else facts.dims(whole)
+    if node is None or value is None or whole is None or not dims:
+        return None
+    if node.op_type == "Split":
+        lengths, index = split_lengths(node, facts), node.outputs.index(value)
+        if lengths is None or len(lengths) <= index:
+            return None
+        start = functools.reduce(sizes.add, lengths[:index], 0)
+        return Part(whole, attribute(node, "axis", 0) % len(dims), start, start + lengths[index])
+    bounds = slice_bounds(node, len(dims), facts)
+    if bounds is None or len(bounds) != 1:
+        return None
+    ((axis, (start, end, step)),) = bounds.items()
+    total = dims[axis]
+    if isinstance(total, int) and isinstance(start, int) and isinstance(end, int):
+        return Part(whole, axis, *slice(start, end, step).indices(total))
+    low = from_start(start, total)
+    high = total if isinstance(end, int) and end >= _END_OF_AXIS else from_start(end, total)
+    return None if step != 1 or low is None or high is None else Part(whole, axis, low, high)
 
 
 def span_of(node: ir.Node, facts: Known) -> tuple[int, ir.Value, Dim] | None:
