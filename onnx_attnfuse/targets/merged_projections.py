@@ -84,8 +84,7 @@ def read_product(value: ir.Value | None, builder: Builder) -> MergedProduct | No
 def merged(products: Sequence[MergedProduct], builder: Builder, hint: str) -> ir.Value:
     """Emits the columns of all products one after the other, (…, all columns), at the builder's position."""
     first, facts, total = products[0], builder.facts, sum(item.columns for item in products)
-    dims, dtype = facts.dims(first.values[0]), facts.dtype(first.values[0])
-    assert dims is not None
+    dtype = facts.dtype(first.values[0])
     assert dtype is not None
     weights = [builder.transpose(item.weight, [1, 0]) if item.turned else item.weight for item in products]
     inputs = [first.input, joined(builder, weights, 1, [first.channels, total], dtype)]

@@ -84,8 +84,6 @@ def _product(builder: Builder, given: ir.Value, part: LinearProjection, target: 
     """The input times the columns of one operand, (batch, positions, heads · channels)."""
     weight = part.arranged(builder, part.weight, (part.channels, target[-1]))
     builder.rearranged.append(weight)
-    dims = builder.facts.dims(given)
-    assert dims is not None
     return builder.node("MatMul", [given, weight])
 
 

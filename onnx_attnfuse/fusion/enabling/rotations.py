@@ -285,8 +285,7 @@ def _is_read_once(value: ir.Value) -> bool:
 def _repeated(table: ir.Value | None, count: int, builder: Builder) -> ir.Value:
     """A table for so many heads as one, the same for all who ask."""
     assert table is not None
-    wanted, dims = [1, count], builder.facts.dims(table)
-    assert dims is not None
+    wanted = [1, count]
     for user, _ in table.uses():
         repeats = constant_array(user.inputs[1], limit=2) if is_standard(user, "Tile") else None
         if repeats is not None and repeats.tolist() == wanted:

@@ -330,7 +330,7 @@ PROVIDER = ExecutionProvider(
             "half-gelu",
             "projection-bias",
             "fewer-biases",
-                    "bias-after",
+            "bias-after",
             "emptied-rotations",
             "own-products",
             "padded-columns",
