@@ -8,8 +8,9 @@ from collections.abc import Sequence
 
 from onnx_attnfuse.attention.match.candidates import Candidate
 from onnx_attnfuse.containment import Subject, collecting, contained
-from onnx_attnfuse.fusion import before_norms, flat_gathers, foreign, left_out, mixers, rounded_views
+from onnx_attnfuse.fusion import foreign, left_out, mixers, rounded_views
 from onnx_attnfuse.fusion.enabling import APART, apply_enabling
+from onnx_attnfuse.fusion.enabling.quirks import apart_from_norms, with_flat_indices
 from onnx_attnfuse.fusion.enabling.readable import REWRITES
 from onnx_attnfuse.fusion.enabling.rotary_caches import widen_caches
 from onnx_attnfuse.fusion.enabling.rule import EnablingRule
@@ -353,18 +354,12 @@ def sort_nodes(graph: PassContext) -> int:
     return 1
 
 
-def flatten_indices(graph: PassContext) -> int:
-    """Lays the indices of each Gather flat, for an execution provider that is wrong where they have many axes."""
-    if not graph.run.plan_context.device.provider.gathers_flat:
-        return 0
-    return flat_gathers.flatten_indices(graph.graph_context())
-
-
-def keep_norms_apart(graph: PassContext) -> int:
-    """Rewrites operands of normalizations, for an execution provider that merges it in and is wrong then."""
-    if not graph.run.plan_context.device.provider.merges_into_norms:
-        return 0
-    return before_norms.keep_apart(graph.graph_context())
+def avoid_quirks(graph: PassContext) -> int:
+    """Rewrites nodes that the execution provider computes wrong as they are."""
+    provider = graph.run.plan_context.device.provider
+    rules = [(with_flat_indices, provider.gathers_flat), (apart_from_norms, provider.merges_into_norms)]
+    wanted = [rule for rule, is_wanted in rules if is_wanted]
+    return sum(apply_enabling(wanted, graph.graph_context(), provider, {}).values())
 
 
 def switch_kernels(run: Run) -> int:
