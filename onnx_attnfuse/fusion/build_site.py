@@ -96,7 +96,8 @@ class SiteBuilder:
 
     def _emit(self, item: Lowering) -> Emitted:
         flat = not item.encoding.is_exact or bool(self.plan.faster)
-        return item.target.emit(self.spec, self.meaning, self.context, item.encoding, flat=flat)
+        context = dataclasses.replace(self.context, flat=flat)
+        return item.target.emit(self.spec, self.meaning, context, item.encoding)
 
     def _judged(self, emitted: Emitted, exact: ir.Value | None) -> Verified | None:
         """The verdict on a form that is equal where `exact` holds, under the assumptions about rows."""

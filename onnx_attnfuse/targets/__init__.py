@@ -28,9 +28,7 @@ class Target(Protocol):
         """How the mask can be passed, and for which batches each way is exact."""
         ...
 
-    def emit(
-        self, spec: AttentionSpec, meaning: Meaning, context: BuildContext, encoding: MaskEncoding, *, flat: bool = False
-    ) -> Emitted:
+    def emit(self, spec: AttentionSpec, meaning: Meaning, context: BuildContext, encoding: MaskEncoding) -> Emitted:
         """Builds the operator beside the nodes it replaces."""
         ...
 

@@ -62,13 +62,12 @@ def _refuse_operands(spec: AttentionSpec) -> Reason | None:
     return None
 
 
-def emit(spec: AttentionSpec, meaning: Meaning, context: BuildContext, encoding: MaskEncoding, *, flat: bool = False) -> Emitted:
+def emit(spec: AttentionSpec, meaning: Meaning, context: BuildContext, encoding: MaskEncoding) -> Emitted:
     """Builds the operator for `spec` beside its nodes.
 
     Raises:
         Refused: A part of the meaning cannot be expressed exactly.
     """
-    del flat
     assert spec.dtype is not None
     builder = context.builder
     projections = read_projections(spec, builder.facts)

@@ -60,6 +60,8 @@ class BuildContext:
     reader: Reader
     device: Device
     opset: Opset
+    flat: bool = False
+    """Whether no operand is taken as (b, n, t, h), as forms for some batches are given those of all."""
 
 
 def refuse_device(op: str, dtype: ir.DataType | None, device: Device, otherwise: Reason) -> Reason | None:

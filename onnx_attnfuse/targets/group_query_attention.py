@@ -120,7 +120,6 @@ def emit(
     context: BuildContext,
     encoding: MaskEncoding,
     *,
-    flat: bool = False,
     buffered: Buffered | None = None,
 ) -> Emitted:
     """Builds the operator for `spec` beside its nodes.
@@ -130,13 +129,11 @@ def emit(
         meaning: The meaning of its mask.
         context: The builder and its facts.
         encoding: How the mask is passed.
-        flat: Of no effect here.
         buffered: Its lengths where past and present are one buffer; else they follow from the lengths of the keys.
 
     Raises:
         Refused: An operand cannot be brought into its layout.
     """
-    del flat
     assert spec.dtype is not None
     builder, axes = context.builder, spec.axes
     each = context.device.provider.rotates_each_token

@@ -44,15 +44,8 @@ def encodings(spec: AttentionSpec, meaning: Meaning) -> tuple[MaskEncoding, ...]
     return (*whole_encodings(spec, meaning), *block_encodings(spec, meaning))
 
 
-def emit(spec: AttentionSpec, meaning: Meaning, context: BuildContext, encoding: MaskEncoding, *, flat: bool = False) -> Emitted:
+def emit(spec: AttentionSpec, meaning: Meaning, context: BuildContext, encoding: MaskEncoding) -> Emitted:
     """Builds the operator for `spec` beside its nodes.
-
-    Args:
-        spec: The attention.
-        meaning: Its mask, understood.
-        context: The builder and its facts.
-        encoding: How to pass the mask, one of `encodings`.
-        flat: Do not take keys and values as (b, n, t, h).
 
     Raises:
         Refused: A part of the meaning cannot be expressed exactly.
@@ -64,7 +57,7 @@ def emit(spec: AttentionSpec, meaning: Meaning, context: BuildContext, encoding:
     bias = bias_emitter(spec, meaning, context)
     rows = read_rows(spec, meaning, encoding, bias, context)
     known = supported(INFO.key, context.device.provider)
-    given = _operands(spec, rows, context, flat=flat or encoding.causal or not known.keys_by_head)
+    given = _operands(spec, rows, context, flat=context.flat or encoding.causal or not known.keys_by_head)
     query, key, value = given.values
     inputs: dict[str, ir.Value | None] = {"query": query, "key": key, "value": value, "bias": given.bias}
     if spec.sink is not None:

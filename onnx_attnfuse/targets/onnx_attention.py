@@ -66,13 +66,12 @@ def encodings(spec: AttentionSpec, meaning: Meaning) -> tuple[MaskEncoding, ...]
     return (bias,)
 
 
-def emit(spec: AttentionSpec, meaning: Meaning, context: BuildContext, encoding: MaskEncoding, *, flat: bool = False) -> Emitted:
+def emit(spec: AttentionSpec, meaning: Meaning, context: BuildContext, encoding: MaskEncoding) -> Emitted:
     """Builds the operator for `spec` beside its nodes, raising the opset if it has to.
 
     Raises:
         Refused: A part of the meaning cannot be expressed exactly.
     """
-    del flat
     assert spec.dtype is not None
     builder, axes = context.builder, spec.axes
     context.opset.raise_to(INFO.since)

@@ -65,13 +65,12 @@ def encodings(spec: AttentionSpec, meaning: Meaning) -> tuple[MaskEncoding, ...]
     return (MaskEncoding("none" if meaning.is_trivial else "bias"),)
 
 
-def emit(spec: AttentionSpec, meaning: Meaning, context: BuildContext, encoding: MaskEncoding, *, flat: bool = False) -> Emitted:
+def emit(spec: AttentionSpec, meaning: Meaning, context: BuildContext, encoding: MaskEncoding) -> Emitted:
     """Builds the form beside the nodes of `spec`.
 
     Raises:
         Refused: A part of the meaning cannot be expressed exactly.
     """
-    del flat
     form = context.device.provider.unfused_form
     assert form is not None
     assert spec.dtype is not None
