@@ -12,14 +12,12 @@ from onnx_attnfuse.fusion import foreign, left_out, mixers, rounded_views
 from onnx_attnfuse.fusion.enabling import APART, apply_enabling
 from onnx_attnfuse.fusion.enabling.quirks import apart_from_norms, with_flat_indices
 from onnx_attnfuse.fusion.enabling.readable import REWRITES
-from onnx_attnfuse.fusion.enabling.rotary_caches import widen_caches
 from onnx_attnfuse.fusion.enabling.rule import EnablingRule
-from onnx_attnfuse.fusion.enabling.standalone_rotary import fuse_rotary
+from onnx_attnfuse.fusion.enabling.standalone_rotary import fuse_rotary, widen_caches
 from onnx_attnfuse.fusion.pass_context import PassContext, Run
-from onnx_attnfuse.fusion.pattern_rewrites.custom_ops import write_operators
+from onnx_attnfuse.fusion.pattern_rewrites.custom_ops import write_operators, write_windows
 from onnx_attnfuse.fusion.pattern_rewrites.equations import write_formulas
 from onnx_attnfuse.fusion.pattern_rewrites.onnxscript_rules import apply_rules
-from onnx_attnfuse.fusion.pattern_rewrites.windows import write_windows
 from onnx_attnfuse.fusion.plan_policy import needs_all_kernels
 from onnx_attnfuse.fusion.report_site import as_asked, nodes_by_role, roundings_of
 from onnx_attnfuse.fusion.site import SiteFuser

@@ -9,9 +9,8 @@ from onnx_attnfuse.fusion.enabling.rule import EnablingChange, enabling
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.constants import attributes
 from onnx_attnfuse.kernels.operators import group_query_attention
-from onnx_attnfuse.targets.merged_projections import merged
-from onnx_attnfuse.targets.norms_inside import EPSILON, before_norms
-from onnx_attnfuse.targets.packed_operands import products_of
+from onnx_attnfuse.targets.packed_operands import merged, products_of
+from onnx_attnfuse.targets.rms_norm import EPSILON, before_norms
 
 _INFO = group_query_attention.INFO
 _OPERANDS = 3

@@ -18,7 +18,7 @@ from onnx_attnfuse.attention.match.operands import sources
 from onnx_attnfuse.attention.spec import AttentionSpec, Source
 from onnx_attnfuse.containment import Subject, contained
 from onnx_attnfuse.graph.build import Builder
-from onnx_attnfuse.graph.constants import is_constant
+from onnx_attnfuse.graph.constants import is_constant, is_standard
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.sizes import least
 from onnx_attnfuse.graph.uses import viewers
@@ -133,3 +133,42 @@ def _targets(indexed: IndexedValue) -> list[Axes]:
     if len(axes) == 4 and isinstance(length(axes[2]), int):
         return [axes, (axes[0], axes[1], (*axes[2], *axes[3]))]
     return [axes] if len(axes) in {3, 4} else []
+
+
+_CACHES = (1, 2)
+
+
+def widen_caches(graph: GraphContext) -> list[ir.Node]:
+    """Repeats the caches of RotaryEmbedding for every entry of the batch; returns the nodes.
+
+    Exporters leave the batch of the caches at 1, as in torch; the kernels want a cache for every entry.
+    """
+    facts = graph.scope.facts
+    found = [node for node in graph.scope.graph if _has_narrow_caches(node, facts)]
+    for node in found:
+        operand = facts.dims(_input(node, 0))
+        assert operand is not None
+        graph.builder.at(node)
+        for place in _CACHES:
+            cache = _input(node, place)
+            dims = facts.dims(cache)
+            assert dims is not None
+            wide = graph.builder.expand(cache, [operand[0], *dims[1:]], [index == 0 for index in range(len(dims))])
+            node.replace_input_with(place, wide)
+    return found
+
+
+def _has_narrow_caches(node: ir.Node, facts: Facts) -> bool:
+    """Whether the node reads caches of batch 1 in place, for operands of another batch."""
+    if not is_standard(node, "RotaryEmbedding") or len(node.inputs) > len(_CACHES) + 1:
+        return False
+    operand, *caches = (facts.dims(_input(node, place)) for place in range(3))
+    if not operand or operand[0] == 1:
+        return False
+    return all(cache is not None and len(cache) == 3 and cache[0] == 1 for cache in caches)
+
+
+def _input(node: ir.Node, place: int) -> ir.Value:
+    value = node.inputs[place]
+    assert value is not None
+    return value

@@ -9,8 +9,7 @@ import onnx_ir as ir
 
 from onnx_attnfuse.attention.axes.factors import Axes, Factor
 from onnx_attnfuse.attention.axes.views import IndexedValue
-from onnx_attnfuse.fusion.packing.fixed_rows import UnpadFixed
-from onnx_attnfuse.fusion.packing.pad_unpad import PadUnpad, Rows, UnpadRows, UnpadTokens
+from onnx_attnfuse.fusion.packing.pad_unpad import PadUnpad, Rows, UnpadFixed, UnpadRows, UnpadTokens
 from onnx_attnfuse.fusion.packing.region import Region, Site
 from onnx_attnfuse.fusion.packing.token_axes import Tokens, count_of, others
 from onnx_attnfuse.graph.build import Builder

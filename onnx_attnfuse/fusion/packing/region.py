@@ -18,8 +18,7 @@ from onnx_attnfuse.attention.masks.classify import Meaning
 from onnx_attnfuse.attention.spec import AttentionSpec, Source
 from onnx_attnfuse.fusion.packing.min_cut import least_cut
 from onnx_attnfuse.fusion.packing.token_axes import Marks, Tokens, read_marks
-from onnx_attnfuse.fusion.packing.tokenwise import Step
-from onnx_attnfuse.fusion.packing.tokenwise_rules import read_step
+from onnx_attnfuse.fusion.packing.tokenwise import Step, read_step
 from onnx_attnfuse.graph.constants import is_constant
 from onnx_attnfuse.graph.ops import ASKS_SHAPE
 from onnx_attnfuse.graph.uses import live, producer_of

@@ -18,7 +18,7 @@ from onnx_attnfuse.attention.axes.factors import Axis, Factor, leaves, length, r
 from onnx_attnfuse.attention.axes.views import IndexedValue
 from onnx_attnfuse.attention.spec import AttentionSpec, Rotary, Source, Table
 from onnx_attnfuse.fusion.packing.token_axes import Marks, Tokens, others
-from onnx_attnfuse.fusion.packing.tokenwise_rules import read_step
+from onnx_attnfuse.fusion.packing.tokenwise import read_step
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.constants import constant_tensor, is_standard
 from onnx_attnfuse.graph.facts import Facts

@@ -52,8 +52,8 @@ from onnx_attnfuse.targets import TARGETS
 from onnx_attnfuse.targets import group_query_attention as target
 from onnx_attnfuse.targets.base import BuildContext
 from onnx_attnfuse.targets.buffered_bias import Places
-from onnx_attnfuse.targets.norms_inside import take_in_norms
 from onnx_attnfuse.targets.packed_operands import merge_products
+from onnx_attnfuse.targets.rms_norm import take_in_norms
 from onnx_attnfuse.verify.decoder_feeds import FilledSource, Loop
 from onnx_attnfuse.verify.verdict import Verified
 
