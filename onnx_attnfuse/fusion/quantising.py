@@ -48,13 +48,12 @@ def quantise(run: Run) -> int:
     from onnx_attnfuse.fusion.quantised_cache.quantise import quantise_cache
 
     options.progress("quantising the cache", len(run.sites), run.total)
-    found = quantise_cache(run.model, run.shared, options, run.plan_context.device, run.verifier)
-    run.notes += found.notes
-    if found.record is not None:
+    run.kv_cache, notes = quantise_cache(run.model, run.shared, options, run.plan_context.device, run.verifier)
+    run.notes += notes
+    if run.kv_cache is not None:
         shared = {site.name for site in run.shared.sites.values()}
         for place, site in enumerate(run.sites):
             if site.name in shared and site.op == INFO.name:  # no order of its kernels is known
-                form = f"{site.mask_form}, {found.record.format} cache"
+                form = f"{site.mask_form}, {run.kv_cache.format} cache"
                 run.sites[place] = dataclasses.replace(site, mask_form=form, kernel=None)
-    run.kv_cache = found.record
-    return found.record is not None
+    return run.kv_cache is not None

@@ -14,7 +14,6 @@ where a product reads it turned there is a copy already, which ONNX Runtime make
 
 from __future__ import annotations
 
-import dataclasses
 import math
 
 import numpy as np
@@ -39,18 +38,6 @@ _MOST_FOLDED = 1 << 30
 """Bytes up to which ONNX Runtime computes a constant when a session starts; more than that it would compute in every run."""
 
 
-@dataclasses.dataclass(frozen=True)
-class _Weight:
-    """The weight of a product."""
-
-    table: ir.Value
-    """The constant."""
-    turned: bool
-    """Whether the product reads its transpose."""
-    shared: bool
-    """Whether others read the constant too."""
-
-
 @enabling("products padded to a multiple of 64 columns for tensor cores", "Gemm MatMul", "padded-columns")
 def with_padded_columns(node: ir.Node, builder: Builder) -> EnablingChange | None:
     """`x @ w` as `(x @ [w, 0])[..., :n]`, and the same for Gemm."""
@@ -58,10 +45,11 @@ def with_padded_columns(node: ir.Node, builder: Builder) -> EnablingChange | Non
     result, x, operand = node.outputs[0], node.inputs[0], node.inputs[1]
     dims, dtype = facts.dims(result), facts.dtype(result)
     weight = None if operand is None else _weight_of(operand)
-    if x is None or weight is None or not dims or dtype is None or dtype not in HALVES or facts.dtype(weight.table) != dtype:
+    if x is None or weight is None or not dims or dtype is None or dtype not in HALVES or facts.dtype(weight[0]) != dtype:
         return None
-    shape = facts.dims(weight.table)
-    lies_across = bool(attribute(node, "transB", 0)) != weight.turned
+    table, is_turned = weight
+    shape, shared = facts.dims(table), _is_shared(table)
+    lies_across = bool(attribute(node, "transB", 0)) != is_turned
     if shape is None or len(shape) != 2:
         return None
     rows, columns = reversed(shape) if lies_across else shape
@@ -70,43 +58,35 @@ def with_padded_columns(node: ir.Node, builder: Builder) -> EnablingChange | Non
     missing = -columns % _MULTIPLE
     if columns % _ALIGNED == 0 or rows < _FEWEST_ROWS or columns < _FEWEST_COLUMNS:
         return None
-    if weight.shared and (not weight.turned or rows * (columns + missing) * dtype.itemsize > _MOST_FOLDED):
+    if shared and (not is_turned or rows * (columns + missing) * dtype.itemsize > _MOST_FOLDED):
         return None
     cutting = _cutting(dims, columns, facts)
     if cutting is None:
         return None
+    slices, assumes = cutting
     bias = node.inputs[2] if len(node.inputs) > 2 else None
     if bias is not None and not _is_paddable(bias, columns, builder):
         return None
-    padded = _padded(weight.table, 0 if lies_across else 1, missing, builder)
-    if weight.turned:
+    padded = _padded(table, 0 if lies_across else 1, missing, builder)
+    if is_turned:
         padded = builder.transpose(padded, [1, 0])
-    if not weight.shared:
+    if not shared:
         builder.rearranged.append(padded)
     inputs = [x, padded, *([] if bias is None else [_padded_bias(bias, columns, missing, builder)])]
     product = builder.node(node.op_type, inputs, attributes(node), hint=f"{node.name}/padded")
     frontier = [x] if bias is None or constant_tensor(bias) is not None else [x, bias]
-    cut = builder.slice(product, len(dims) - 1, 0, columns) if cutting.slices else _unfolded(product, columns, builder)
-    return EnablingChange(((result, cut),), tuple(frontier), cutting.assumes)
+    cut = builder.slice(product, len(dims) - 1, 0, columns) if slices else _unfolded(product, columns, builder)
+    return EnablingChange(((result, cut),), tuple(frontier), assumes)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Cutting:
-    """By which operator a product is cut."""
-
-    slices: bool
-    """Whether by Slice, else by UnfoldTensor."""
-    assumes: tuple[AssumptionName, ...]
-
-
-def _cutting(dims: Dims, columns: int, facts: Facts) -> _Cutting | None:
-    """How a product of that shape is cut; None where it may have no row, which UnfoldTensor does not take."""
+def _cutting(dims: Dims, columns: int, facts: Facts) -> tuple[bool, tuple[AssumptionName, ...]] | None:
+    """Whether Slice or UnfoldTensor cuts a product of that shape; None where it may have no row, which the latter refuses."""
     rows = [dim for dim in dims[:-1] if isinstance(dim, int)]
     if len(rows) == len(dims) - 1:
-        return _Cutting(math.prod(rows) * columns < _SLICED, ()) if 0 not in rows else None
+        return (math.prod(rows) * columns < _SLICED, ()) if 0 not in rows else None
     if columns <= _SURELY_SLICED and "small-results" in facts.assumed.names:
-        return _Cutting(True, ("small-results",))
-    return _Cutting(False, ("nonempty-axes",)) if facts.assumed.nonempty_axes else None
+        return True, ("small-results",)
+    return (False, ("nonempty-axes",)) if facts.assumed.nonempty_axes else None
 
 
 def _unfolded(product: ir.Value, columns: int, builder: Builder) -> ir.Value:
@@ -118,14 +98,14 @@ def _unfolded(product: ir.Value, columns: int, builder: Builder) -> ir.Value:
     return builder.node("UnfoldTensor", [rows], attributes, domain=CONTRIB, dims=[*dims[:-1], columns])
 
 
-def _weight_of(operand: ir.Value) -> _Weight | None:
-    """The constant that a product reads, itself or turned; None if it is none."""
+def _weight_of(operand: ir.Value) -> tuple[ir.Value, bool] | None:
+    """The constant that a product reads, and whether its transpose is read; None if it is none."""
     node, turned = operand.producer(), False
     if is_standard(node, "Transpose") and node.inputs[0] is not None:
         if attribute(node, "perm", [1, 0]) != [1, 0] or _is_shared(operand):
             return None
         operand, turned = node.inputs[0], True
-    return None if constant_tensor(operand) is None else _Weight(operand, turned, _is_shared(operand))
+    return None if constant_tensor(operand) is None else (operand, turned)
 
 
 def _is_shared(value: ir.Value) -> bool:

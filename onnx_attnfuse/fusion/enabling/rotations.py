@@ -84,15 +84,6 @@ _TOKENS, _HEADS_FIRST = 2, [0, 2, 1, 3]
 """The axis of tokens where heads come before them."""
 
 
-@dataclasses.dataclass(frozen=True)
-class _Rotation:
-    """A rotation of all tokens but the first ones, as (batch, heads, tokens, channels)."""
-
-    whole: ir.Value
-    prefix: int
-    rotary: ir.Node
-
-
 @enabling("rotations of all but the first tokens rewritten as rotations of all", "Concat", "whole-rotations")
 def with_whole_rotation(node: ir.Node, builder: Builder) -> EnablingChange | None:
     """A Concat of the first tokens and the others, rotated, as a rotation of all.
@@ -105,22 +96,21 @@ def with_whole_rotation(node: ir.Node, builder: Builder) -> EnablingChange | Non
     facts, found = builder.facts, _read(node, builder.facts)
     if found is None:
         return None
-    _, positions, *tables = found.rotary.inputs
-    rows = [_with_rows(table, found.prefix, content, builder) for table, content in zip(tables, (1.0, 0.0), strict=True)]
-    flat, result = _flat(found.whole, node.outputs[0], facts), node.outputs[0]
-    x, result = (found.whole, result) if flat is None else flat
-    kept = attributes(found.rotary)
+    whole, prefix, rotary = found
+    _, positions, *tables = rotary.inputs
+    rows = [_with_rows(table, prefix, content, builder) for table, content in zip(tables, (1.0, 0.0), strict=True)]
+    flat = _flat(whole, node.outputs[0], facts)
+    x, result = (whole, node.outputs[0]) if flat is None else flat
+    kept = attributes(rotary)
     if flat is not None:
-        kept["num_heads"] = (facts.dims(found.whole) or (0, 0))[1]
-    inputs = [x, positions, *rows]
-    domain = found.rotary.domain
-    new = builder.node(found.rotary.op_type, inputs, kept, domain=domain, hint=found.rotary.name)
+        kept["num_heads"] = (facts.dims(whole) or (0, 0))[1]
+    new = builder.node(rotary.op_type, [x, positions, *rows], kept, domain=rotary.domain, hint=rotary.name)
     frontier = (x, *(table for table in tables if table is not None))
     return EnablingChange(((result, new),), frontier)
 
 
-def _read(node: ir.Node, facts: Facts) -> _Rotation | None:
-    """The parts that a Concat joins, where that is a rotation of all tokens but the first ones."""
+def _read(node: ir.Node, facts: Facts) -> tuple[ir.Value, int, ir.Node] | None:
+    """The value (b, n, s, h) of which a Concat has the first tokens as they are and rotates the others, how many, and by what."""
     if len(node.inputs) != 2 or attribute(node, "axis") not in {_TOKENS, _TOKENS - 4}:
         return None
     first, second = node.inputs
@@ -141,7 +131,7 @@ def _read(node: ir.Node, facts: Facts) -> _Rotation | None:
         return None
     is_cut = (start.axis, start.start, start.step) == (_TOKENS, 0, 1) and (end.axis, end.step) == (_TOKENS, 1)
     prefix, is_rest = start.stop, end.start == start.stop and facts.same(end.stop, dims[_TOKENS])
-    return _Rotation(start.whole, prefix, rotary) if is_cut and is_rest and isinstance(prefix, int) else None
+    return (start.whole, prefix, rotary) if is_cut and is_rest and isinstance(prefix, int) else None
 
 
 def _with_rows(table: ir.Value | None, count: int, number: float, builder: Builder) -> ir.Value:

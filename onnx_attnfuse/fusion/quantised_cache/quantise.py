@@ -1,6 +1,6 @@
 """A shared cache in fewer bits, where that is asked for: scales are measured and handed to the nodes, the error is reported.
 
-    found = quantise_cache(model, shared, options, device, verifier)
+    record, notes = quantise_cache(model, shared, options, device, verifier)
 
 It is the one place where results change. So `verify/quantised/exact_check.py` checks everything but rounding on its own, and
 the error of rounding is measured and written into the model, where `attnfuse verify` holds it to that.
@@ -47,17 +47,10 @@ _QUANTISING = Subject("quantising the cache")
 _PER_CHANNEL = "PER_CHANNEL"
 
 
-@dataclasses.dataclass(frozen=True)
-class Outcome:
-    """The outcome of quantising a cache."""
-
-    notes: tuple[str, ...]
-    record: QuantisedCache | None = None
-    """None: the cache is in the type of the model."""
-
-
-def quantise_cache(model: ir.Model, shared: SharedCache, options: Options, device: Device, verifier: Verifier) -> Outcome:
-    """Quantises the cache of a decoder, in place, or leaves it as it was.
+def quantise_cache(
+    model: ir.Model, shared: SharedCache, options: Options, device: Device, verifier: Verifier
+) -> tuple[QuantisedCache | None, tuple[str, ...]]:
+    """Quantises the cache of a decoder, in place, or leaves it as it was: then there is no record, and notes say why.
 
     Args:
         model: The model, with all else done.
@@ -71,7 +64,7 @@ def quantise_cache(model: ir.Model, shared: SharedCache, options: Options, devic
     """
     form, decoder = FORMATS[options.kv_cache], shared.decoder
     if decoder is None or shared.source is None or shared.loop is None:
-        return Outcome((f"no cache is {form.name}: none became a buffer",))
+        return None, (f"no cache is {form.name}: none became a buffer",)
     with contained(_QUANTISING) as attempt, widening() as widen:
         nodes = _nodes(model, decoder)
         _check_kernels(nodes, model, form, device)
@@ -100,9 +93,9 @@ def quantise_cache(model: ir.Model, shared: SharedCache, options: Options, devic
             record = dataclasses.replace(record, error_on_text=error)
         _apply(model, decoder, form, calibration.scales)
         record.write(model)
-        return Outcome(record.lines(), record)
+        return record, record.lines()
     assert attempt.reason is not None
-    return Outcome((f"the cache is in the type of the model, and not {form.name}: {attempt.reason}",))
+    return None, (f"the cache is in the type of the model, and not {form.name}: {attempt.reason}",)
 
 
 def _nodes(model: ir.Model, decoder: ServedDecoder) -> list[ir.Node]:
