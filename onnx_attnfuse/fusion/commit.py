@@ -103,7 +103,8 @@ def commit(spec: AttentionSpec, emitted: Emitted, builder: Builder, order: NodeO
     for value in (*inner, *needless):
         answer_needless(value, builder)
     sweep((*inner, *needless))
-    for views in (_rotated_values(spec), _views(spec)):
+    between = dict.fromkeys(source.indexed.value for operand in spec.operands() for source in operand[:-1])
+    for views in (_rotated_values(spec), [*between]):  # nearest first
         _drop_views(views, builder)
     own = set(edit.added)
     for old, new in emitted.presents:
@@ -119,11 +120,6 @@ def _drop_views(values: Sequence[ir.Value], builder: Builder) -> None:
         if all(known_elsewhere(asked, set(values), builder) for node in shape_nodes(value) if (asked := node.inputs[0])):
             answer_needless(value, builder)
             sweep([value])
-
-
-def _views(spec: AttentionSpec) -> list[ir.Value]:
-    """The values between the operands and their sources, nearest first."""
-    return list(dict.fromkeys(source.indexed.value for operand in spec.operands() for source in operand[:-1]))
 
 
 def _rotated_values(spec: AttentionSpec) -> list[ir.Value]:

@@ -236,7 +236,9 @@ def _lowerings(
             if encoding.band is not None and plan_context.provable:
                 continue
             params = params_of(spec, encoding, target)
-            reason = why_wrong(params, plan_context) or _failure(params, plan_context, cached=encoding.cached)
+            reason = why_wrong(params, plan_context)
+            if reason is None and plan_context.conformance is not None:
+                reason = plan_context.conformance.failure(Form.of(params, cached=encoding.cached))
             if reason is not None:
                 wrong.setdefault(name_of(target), reason)
             elif _is_taken(encoding, target, device):
@@ -263,12 +265,6 @@ def why_wrong(params: AttentionParams, plan_context: PlanContext) -> Reason | No
         return reason
     message = f"{params.op} is right on {plan_context.device.ep} only if {ASSUMPTIONS[name]}, which is not assumed"
     return Reason("wrong-on-device", message)
-
-
-def _failure(params: AttentionParams, plan_context: PlanContext, *, cached: bool) -> Reason | None:
-    """Why a form is not used that failed where it was tried; None: it did not fail, or was not tried."""
-    table = plan_context.conformance
-    return None if table is None else table.failure(Form.of(params, cached=cached))
 
 
 def _vouched(target: Target, some: Sequence[Lowering], spec: AttentionSpec, plan_context: PlanContext) -> Lowering | None:

@@ -57,14 +57,10 @@ def _preferred(
             return list(plans), []
         return [], [Reason("masked", f"the fallback takes attention without a mask only, and the mask is {meaning.kind}")]
     found, refusals = make_plans(spec, meaning, dataclasses.replace(plan_context, kernels=WANTED[preference]), context)
-    return found, [] if found else list(_against(preference, plans, plan_context)) or refusals
-
-
-def _against(preference: KernelPreference, plans: Sequence[Plan], plan_context: PlanContext) -> Iterator[Reason]:
-    """Reasons why no wanted kernel runs the operator that would be planned otherwise."""
-    if plans:
-        main = plans[0].main
-        yield from _lacking(preference, main.forecast, name_of(main.target), plan_context.device)
+    if found or not plans:
+        return found, [] if found else refusals
+    main = plans[0].main  # the operator that would be planned otherwise
+    return found, list(_lacking(preference, main.forecast, name_of(main.target), plan_context.device)) or refusals
 
 
 def _lacking(preference: KernelPreference, found: Forecast, op: str, device: Device) -> Iterator[Reason]:

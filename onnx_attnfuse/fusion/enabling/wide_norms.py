@@ -41,7 +41,8 @@ def as_wide_norm(node: ir.Node, builder: Builder) -> EnablingChange | None:
     if dims is None or not (math.isfinite(norm.epsilon) and norm.epsilon > 0):
         return None
     if norm.weight is None:
-        if any(_is_factor(user, result, facts) for user, _ in result.uses()):
+        scaled = [user for user, _ in result.uses() if is_standard(user, "Mul")]
+        if any(item is not None and item is not result and facts.rank(item) == 1 for user in scaled for item in user.inputs):
             return None  # factors in the type of x are still to come
     elif facts.dims(norm.weight) != dims[-1:]:
         return None
@@ -55,7 +56,7 @@ def as_wide_norm(node: ir.Node, builder: Builder) -> EnablingChange | None:
     if back is None:
         return EnablingChange(((result, made),), (x,))
     users = [user for user, _ in result.uses()]
-    if len(users) == 1 and not result.is_graph_output() and _turns(users[0]) == _inverse(back):
+    if len(users) == 1 and not result.is_graph_output() and _turns(users[0]) == [back.index(axis) for axis in range(len(back))]:
         return EnablingChange(((users[0].outputs[0], made),), (x,))
     return EnablingChange(((result, _turned(made, back, builder)),), (x,))
 
@@ -78,13 +79,6 @@ def _is_apart(norm: RmsNorm) -> bool:
     )
 
 
-def _is_factor(user: ir.Node, value: ir.Value, facts: Facts) -> bool:
-    """Whether a node multiplies a value by numbers along its last axis."""
-    return is_standard(user, "Mul") and any(
-        other is not None and other is not value and facts.rank(other) == 1 for other in user.inputs
-    )
-
-
 def _before_turn(x: ir.Value) -> tuple[ir.Value, list[int] | None]:
     """The normalized value before its axes were permuted, and the permutation; the last axis has to stay."""
     node = x.producer()
@@ -97,10 +91,6 @@ def _before_turn(x: ir.Value) -> tuple[ir.Value, list[int] | None]:
 def _turns(node: ir.Node | None) -> list[int] | None:
     """The permutation of a Transpose, as far as it is written."""
     return list(attribute(node, "perm", [])) or None if is_standard(node, "Transpose") else None
-
-
-def _inverse(perm: list[int]) -> list[int]:
-    return [perm.index(axis) for axis in range(len(perm))]
 
 
 def _turned(value: ir.Value, perm: list[int], builder: Builder) -> ir.Value:

@@ -208,16 +208,12 @@ def _mask_of(padding: Padding, spec: AttentionSpec, facts: Facts) -> ir.Value | 
             return None
         value = node.inputs[0]
     shape = facts.dims(value)
-    if not value.is_graph_input() or shape is None or len(shape) != 2 or not _is_whole(value, spec, facts):
+    if not value.is_graph_input() or shape is None or len(shape) != 2:
+        return None
+    if shape[1] == length(spec.axes.i) or not _has_length(value, 1, length(spec.axes.j), facts):
         return None
     wanted = _flat([position(spec.axes.b), position(spec.axes.j)], shape)
     return value if read is wanted else None
-
-
-def _is_whole(mask: ir.Value, spec: AttentionSpec, facts: Facts) -> bool:
-    """Whether a mask is as long as past and new positions together."""
-    dims = facts.dims(mask)
-    return dims is not None and dims[1] != length(spec.axes.i) and _has_length(mask, 1, length(spec.axes.j), facts)
 
 
 def _has_length(mask: ir.Value, axis: int, size: Dim, facts: Facts) -> bool:

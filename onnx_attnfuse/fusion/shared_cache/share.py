@@ -246,7 +246,9 @@ class _Sharing:
             mask = sites[0].mask or added_mask(graph.model.graph, self._context.builder, sites[0])
             lengths, attended = self._attended(sites, mask, edit)
             finish_interface(self._context.builder, attended, interface.states)
-            decoder = self._bounded(served(graph.model.graph, interface, mask, attended, lengths, crossed))
+            decoder = served(graph.model.graph, interface, mask, attended, lengths, crossed)
+            bounds = [item for item in (decoder.context_length, self._context_length) if item is not None]
+            decoder = dataclasses.replace(decoder, context_length=min(bounds, default=None))
             loop = names.loop(decoder, self._may_rearrange(sites), has_window(sites), self._plan_context)
             check = self._check(before, loop)
             verified = check()
@@ -256,11 +258,6 @@ class _Sharing:
             return SharedCache(decoder, reports, note=note, source=before, loop=loop, check=check, tables=tables)
         assert edit.reason is not None
         raise Refused(edit.reason.code, edit.reason.message, edit.reason.node)
-
-    def _bounded(self, decoder: ServedDecoder) -> ServedDecoder:
-        """The decoder with no more positions than a caller says there are."""
-        known = [item for item in (decoder.context_length, self._context_length) if item is not None]
-        return dataclasses.replace(decoder, context_length=min(known, default=None))
 
     def _check(self, before: ir.Model, loop: Loop) -> Callable[[], Verified | None]:
         """The judge of the rewritten model: beside the source, of two merged decoders beside both as they are called."""
@@ -282,7 +279,8 @@ class _Sharing:
         builder.at(next(iter(graph)))
         is_rearranged = self._may_rearrange(sites) and new != 1
         compaction = self._compaction(sites, lengths) if is_rearranged else None
-        columns = buffer_order(builder, lengths.earlier, lengths.new) if self._has_bias_at_padding(sites) else None
+        is_biased = self._is_padded(sites) and any(site.meaning.biases for site in sites)
+        columns = buffer_order(builder, lengths.earlier, lengths.new) if is_biased else None
         places = Places(None if compaction is None or columns is None else compaction.order.front, columns)
         buffered = target.Buffered(lengths.last, lengths.total, lengths.rows, is_rearranged, places)
         order = NodeOrder(graph)
@@ -317,10 +315,6 @@ class _Sharing:
     def _may_rearrange(self, sites: Sequence[CachedSite]) -> bool:
         """Whether padding may lie anywhere, and not only after the tokens of a prompt."""
         return self._is_padded(sites) and self._plan_context.padding != "assume-right"
-
-    def _has_bias_at_padding(self, sites: Sequence[CachedSite]) -> bool:
-        """Whether columns of a bias are in another order than keys in the buffer."""
-        return self._is_padded(sites) and any(site.meaning.biases for site in sites)
 
     def _compaction(self, sites: Sequence[CachedSite], lengths: Lengths) -> Compaction:
         """The rearrangement that puts padding after the real tokens, wherever the attentions see them."""
