@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from onnx_attnfuse.language import steps
     from onnx_attnfuse.language.decorators import score_step, weight_step
     from onnx_attnfuse.language.registry.discovery import register
+    from onnx_attnfuse.mixers.exporting import linear_attention, mixers_as_operators
     from onnx_attnfuse.report.files import write_report
     from onnx_attnfuse.report.model import CaptureReport, Layouts, Report, SiteReport
     from onnx_attnfuse.serving.decoder import ServedDecoder
@@ -93,6 +94,8 @@ __all__ = [
     "convert",
     "explain",
     "forecast",
+    "linear_attention",
+    "mixers_as_operators",
     "optimize",
     "providers",
     "register",
@@ -131,6 +134,8 @@ _HOMES = {
     "convert": "api",
     "explain": "api",
     "forecast": "fusion.forecast_model",
+    "linear_attention": "mixers.exporting",
+    "mixers_as_operators": "mixers.exporting",
     "optimize": "api",
     "providers": "api",
     "register": "language.registry.discovery",

@@ -27,7 +27,8 @@ _SLOW = pytest.mark.exhaustive
 
 def test_every_example_is_run() -> None:
     assert {path.stem for path in EXAMPLES.glob("*.py")} == {
-        *_WRITTEN, "after_transformers_export", "as_an_olive_pass", "decode_with_a_shared_cache"
+        *_WRITTEN, "after_transformers_export", "as_an_olive_pass", "decode_with_a_shared_cache",
+            "export_a_hybrid",
     }  # fmt: skip
 
 

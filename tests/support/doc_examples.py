@@ -22,6 +22,14 @@ def run(name: str, folder: pathlib.Path) -> dict[str, int]:
     Returns:
         The models it wrote, and how many fused attentions are in each.
     """
+    (told,) = [line for line in said(name, folder).splitlines() if line.startswith("fused")]
+    _, fused, _, candidates, *_ = told.split()
+    assert fused == candidates != "0"
+    return {file.relative_to(folder).as_posix(): _fused_in(file) for file in folder.rglob("*.onnx")}
+
+
+def said(name: str, folder: pathlib.Path) -> str:
+    """Runs an example in a folder, with a small model as its argument; returns what it printed."""
     path = os.pathsep.join(str(_ROOT / place) for place in (".", "patterns", "cli"))
     done = subprocess.run(
         [sys.executable, str(EXAMPLES / f"{name}.py"), str(_MODEL)],
@@ -32,10 +40,7 @@ def run(name: str, folder: pathlib.Path) -> dict[str, int]:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    (told,) = [line for line in done.stdout.splitlines() if line.startswith("fused")]
-    _, fused, _, candidates, *_ = told.split()
-    assert fused == candidates != "0"
-    return {file.relative_to(folder).as_posix(): _fused_in(file) for file in folder.rglob("*.onnx")}
+    return done.stdout
 
 
 def _fused_in(path: pathlib.Path) -> int:
