@@ -29,6 +29,9 @@ html_theme = "furo"
 html_title = "onnx-attnfuse"
 html_copy_source = False
 html_show_sphinx = False
+html_show_copyright = False
+html_static_path = ["static"]
+html_css_files = ["site.css"]
 
 default_role = "code"
 smartquotes = False  # of --option they make an en dash

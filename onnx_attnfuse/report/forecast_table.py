@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 
-from onnx_attnfuse.report.grouping import common, meaning
+from onnx_attnfuse.report.grouping import Row, meaning
 from onnx_attnfuse.report.model import Report, SiteReport
 from onnx_attnfuse.report.text import plain
 
@@ -35,9 +35,9 @@ class ForecastTable:
             groups.setdefault(_key(row) if self.fold else place, []).append(row)
         for rows in groups.values():
             first = rows[0]
-            name = common([row[0].name for row in rows])
-            counted = f"{name} ×{len(rows)}" if len(rows) > 1 else name
-            table.add_row(plain(counted), plain(meaning(first[0])), *(plain(*_cell(site)) for site in first))
+            table.add_row(
+                plain(Row([row[0] for row in rows], 0).name), plain(meaning(first[0])), *(plain(*_cell(site)) for site in first)
+            )
         if groups:
             yield table
         else:
@@ -48,7 +48,7 @@ class ForecastTable:
 
 
 def _key(row: tuple[SiteReport, ...]) -> object:
-    return tuple((_NUMBER.sub("0", site.name), meaning(site), tuple(_cell(site))) for site in row)
+    return tuple((_NUMBER.sub("0", site.module or site.name), meaning(site), tuple(_cell(site))) for site in row)
 
 
 def _cell(site: SiteReport) -> Iterator[str]:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 _TABLE_WIDTH = 110
+_HANGS = 2
 _STYLES = {"fused": "green", "already-fused": "cyan", "decomposed": "green", "skipped": "yellow", "not-attention": "dim"}
 
 
@@ -41,8 +42,12 @@ class ReportText:
         rows = folded(self.report, fold=self.fold)
         if rows and console.is_terminal and options.max_width >= _TABLE_WIDTH:
             yield _table(rows)
-        else:
-            yield from (paragraph for row in rows for paragraph in _paragraphs(row))
+            rows = []
+        lines = [*(paragraph for row in rows for paragraph in _paragraphs(row)), *self._lines()]
+        yield from (part for line in lines for part in _hanging(line, console, options)) if console.is_terminal else lines
+
+    def _lines(self) -> Iterator[Text]:
+        """The lines that belong to no single site."""
         yield from map(plain, mixer_lines(self.report))
         yield from (plain(note, style="yellow" if note == NOT_VERIFIED else "") for note in self.report.notes)
         if self.counts:
@@ -64,6 +69,13 @@ def _paragraphs(row: Row) -> Iterator[Text]:
     yield plain("    " + ", ".join(filter(None, facts)))
     kernels = [f"kernel: {row.kernels[0]}", *row.kernels[1:]] if row.kernels else []
     yield from (plain(f"    {line}") for line in (*row.form, *kernels, *row.layout, *row.assumptions, *row.reasons, *row.remedy))
+
+
+def _hanging(line: Text, console: Console, options: ConsoleOptions) -> Iterator[Text]:
+    """A line of a terminal, in parts below each other where it is too long, those after the first indented."""
+    indent = len(line.plain) - len(line.plain.lstrip())
+    for at, part in enumerate(line[indent:].wrap(console, max(20, options.max_width - indent - _HANGS))):
+        yield Text(" " * (indent + _HANGS * bool(at))).append_text(part)
 
 
 def plain(*lines: str, style: str = "") -> Text:
