@@ -102,10 +102,27 @@ def check_there(model: pathlib.Path) -> None:
     """
     if model.exists() or model.is_symlink():
         return
-    if re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", str(model)) and model.suffix != ".onnx" and not model.parent.exists():
+    if _is_hub_id(model):
         export = f"optimum-cli export onnx --model {model} exported"
         raise click.UsageError(f"{model} does not exist here; for a model of that name on Hugging Face, run {export} first")
     raise click.UsageError(f"{model} does not exist; check the path")
+
+
+def located(model: pathlib.Path) -> pathlib.Path:
+    """The model, or for the id of one on Hugging Face its folder in the local cache of huggingface_hub; nothing is downloaded."""
+    if model.exists() or not _is_hub_id(model):
+        return model
+    try:
+        from huggingface_hub import snapshot_download  # pyright: ignore[reportMissingImports, reportUnknownVariableType]
+
+        return pathlib.Path(str(snapshot_download(str(model), local_files_only=True)))
+    except (ImportError, OSError, ValueError):  # the package, or the model, is not there
+        return model
+
+
+def _is_hub_id(model: pathlib.Path) -> bool:
+    is_id = re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", str(model)) is not None
+    return is_id and model.suffix != ".onnx" and not model.parent.exists()
 
 
 def same(one: pathlib.Path, other: pathlib.Path) -> bool:

@@ -13,7 +13,7 @@ from onnx_attnfuse.options import Options
 from onnx_attnfuse_cli import certificates, folders, genai
 from onnx_attnfuse_cli.endings import ended_by, failed
 from onnx_attnfuse_cli.exits import MEANINGS, Exit
-from onnx_attnfuse_cli.files import SUFFIX, Files, are_several, check_there, several
+from onnx_attnfuse_cli.files import SUFFIX, Files, are_several, check_there, located, several
 from onnx_attnfuse_cli.formats import Format, show_findings
 from onnx_attnfuse_cli.manual import Example, Manual
 from onnx_attnfuse_cli.options import SECTIONS, derived_options, taken
@@ -99,11 +99,15 @@ def command(context: click.Context, *, model: Sequence[pathlib.Path], **chosen: 
 
     MODEL may be several files, folders and quoted patterns. Each then has its own result, a failure of one does not stop the
     others, and the exit status is the highest of all. A folder with a config.json is written anew as a whole with -o, other files
-    included. - is standard input, and -o - is standard output.
+    included. The id of a model on Hugging Face is its folder in the local cache, if it is there. - is standard input, and -o - is
+    standard output.
     """
     wanted: _Wanted = taken(_Wanted, chosen)
     if wanted.verbose and wanted.quiet:
         raise click.UsageError("-v and -q contradict each other; choose one")
+    asked, model = model, tuple(map(located, model))
+    if asked != model and wanted.output is None and not wanted.dry_run:
+        raise click.UsageError(f"{asked[0]} is in the cache of Hugging Face, where no result belongs; give a folder with -o")
     several_models = are_several(model)
     whole = folders.folder_of_model(model, wanted.output)
     config = genai.hf_config(wanted.hf_config, chosen["cache"], several=several_models and whole is None)

@@ -14,7 +14,7 @@ import click
 from onnx_attnfuse_cli.endings import ended_by
 from onnx_attnfuse_cli.exits import MEANINGS, Exit
 from onnx_attnfuse_cli.explain import FIELDS
-from onnx_attnfuse_cli.files import Files, check_there, several
+from onnx_attnfuse_cli.files import Files, check_there, located, several
 from onnx_attnfuse_cli.manual import Example, Manual
 from onnx_attnfuse_cli.options import SECTIONS, derived_options
 from onnx_attnfuse_cli.policy import policy_options
@@ -57,6 +57,7 @@ def command(context: click.Context, *, model: Sequence[pathlib.Path], port: int,
     from onnx_attnfuse.report.html import check_installed
 
     check_installed()
+    model = [*map(located, model)]
     for path in model[: len(model) == 1]:
         check_there(path)
     files = several(model, None, None, dry_run=True)

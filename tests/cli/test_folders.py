@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import pathlib
 import shutil
+import sys
+import types
 
 import onnx
 import pytest
@@ -146,3 +148,31 @@ def test_a_decoder_and_its_tokenizer_are_what_genai_loads(tmp_path: pathlib.Path
     assert names(tmp_path / "served") == {"model.onnx", "config.json", "tokenizer.json", "genai_config.json"}
     written = json.loads(pathlib.Path("served/genai_config.json").read_text())["model"]
     assert (written["decoder"]["filename"], written["eos_token_id"], written["vocab_size"]) == ("model.onnx", [2], 99)
+
+
+def test_a_model_in_the_cache_of_the_hub_is_its_folder(
+    exported: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    (exported / "config.json").write_text("{}")
+    asked: list[tuple[str, bool]] = []
+
+    def snapshot(name: str, *, local_files_only: bool) -> str:
+        asked.append((name, local_files_only))
+        if name != "org/pipeline":
+            raise FileNotFoundError(name)
+        return str(exported)
+
+    monkeypatch.setitem(sys.modules, "huggingface_hub", types.SimpleNamespace(snapshot_download=snapshot))
+    assert main(["optimize", "org/pipeline"]) == 2
+    assert "in the cache of Hugging Face, where no result belongs; give a folder with -o" in capsys.readouterr().err
+    assert main(["optimize", "org/pipeline", "-o", "made", "--verify", "none"]) == 0
+    assert pathlib.Path("made/tokenizer/merges.txt").read_text() == "a b"
+    assert main(["optimize", "org/other", "-o", "made"]) == 2
+    assert "run optimum-cli export onnx --model org/other exported first" in capsys.readouterr().err
+    assert {local for _, local in asked} == {True}
+
+
+def test_without_the_hub_s_package_an_id_says_what_to_export(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    assert main(["optimize", "org/pipeline"]) == 2
+    assert "for a model of that name on Hugging Face, run optimum-cli" in capsys.readouterr().err
