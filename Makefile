@@ -156,11 +156,11 @@ clean:  ## Take away environments and everything that was built.
 	.venv-$*/bin/python -m pip install --quiet --editable . hypothesis pytest $(PACKAGES_$*)
 	touch $@
 
-.venv-training/done .venv-training-newest/done: .venv-%/done: pyproject.toml constraints-%.txt onnx_attnfuse/training/ortmodule/extensions.py
+.venv-training/done .venv-training-newest/done: .venv-%/done: pyproject.toml constraints-%.txt tests/training/extensions.py
 	$(PYTHON) -m venv .venv-$*
 	.venv-$*/bin/python -m pip install --quiet --constraint constraints-$*.txt --requirement constraints-$*.txt
 	.venv-$*/bin/python -m pip install --quiet --no-deps --editable .
-	.venv-$*/bin/python -m onnx_attnfuse.training.ortmodule.extensions
+	.venv-$*/bin/python -m tests.training.extensions
 	touch $@
 
 .venv/models: pyproject.toml constraints.txt | .venv/bin/python

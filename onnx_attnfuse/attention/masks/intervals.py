@@ -32,6 +32,8 @@ _ANY: Interval = (-math.inf, math.inf)
 _ORDINARY: Interval = (-ORDINARY, ORDINARY)
 """The interval of activations and weights: the scores that they are added to are no larger."""
 _UNIT: Interval = (0.0, 1.0)
+_SMALL = 100.0
+"""A number up to this makes no mask of what is computed; 1e4 and more do."""
 _MOVING = REARRANGES | REPEATS | SLICES | GATHERS | CASTS | {"CastLike"}
 _EXTREMES = frozenset(["MaxPool", "ReduceMax", "ReduceMin"])
 _MAX_EXPRESSION_DEPTH = 64
@@ -114,9 +116,18 @@ class Bounds:
             return _UNIT if part.sort == "Bool" else self._ordinary
         if part.data == "Complement":
             return _subtract((1.0, 1.0), self.of_term(part.args[0]))
-        if part.data == "Mul" and all(item.op == "element" and self.of_term(item) == _ORDINARY for item in map(bare, part.args)):
-            return _ORDINARY  # no less computed from activations and weights than its factors
+        if self._is_computed(part):
+            return _ORDINARY
         return self._combined(part.data, part.args, self.of_term)
+
+    def _is_computed(self, part: Term) -> bool:
+        """Whether a term is computed from activations, weights and small numbers alone, by whichever operators."""
+        value, part = constant_of(part), bare(part)
+        if value is not None:
+            return abs(value) <= _SMALL
+        if part.op == "element":
+            return self.of_term(part) == _ORDINARY
+        return part.op == "apply" and part.data not in {*_UNBOUNDED, "Log"} and all(map(self._is_computed, part.args))
 
     @property
     def _ordinary(self) -> Interval:

@@ -25,8 +25,7 @@ from onnx_attnfuse.graph.constants import attribute, given, is_standard
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.uses import producer_of
 from onnx_attnfuse.reasons import Refused
-from onnx_attnfuse.training.ortmodule.operators import finds_repeated_axes, reads_gradient
-from onnx_attnfuse.training.ortmodule.products import Labelled, labelled, operand_of
+from onnx_attnfuse.training.ortmodule.products import Labelled, finds_repeated_axes, labelled, operand_of, reads_gradient
 from onnx_attnfuse.training.ortmodule.site import Backward, BiasGradient, Dropout
 from onnx_attnfuse.training.ortmodule.views import Views, over, under
 

@@ -20,7 +20,7 @@ from onnx_attnfuse.graph.sizes import Dim
 from onnx_attnfuse.graph.uses import producer_of
 from onnx_attnfuse.training import kernels
 from onnx_attnfuse.training.kernels import TrainingKernel, no_bias_gradient, no_dropout, only, same_head_sizes
-from onnx_attnfuse.training.ortmodule.operators import ATEN
+from onnx_attnfuse.training.ortmodule.products import ATEN
 
 Layout = Literal["bnsh", "bsnh"]
 """How operands, result and gradients lie."""

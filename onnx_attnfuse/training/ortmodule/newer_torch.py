@@ -15,6 +15,7 @@ import importlib
 import importlib.util
 import inspect
 import os
+import pathlib
 import pkgutil
 import sys
 from collections.abc import Callable, Iterable
@@ -23,9 +24,12 @@ from typing import Any
 from unittest import mock
 
 from onnx_attnfuse.errors import MissingDependencyError
-from onnx_attnfuse.training.ortmodule.extensions import INTEROP, interop_can_be_built, is_built
 
 _ORTMODULE = "onnxruntime.training.ortmodule"
+INTEROP = "torch_interop_utils"
+"""The C++ extension that runs custom functions of autograd."""
+_HOLDS_SHARED_POINTERS = "std::shared_ptr<Node> grad_fn_;"
+"""How its sources take PyTorch to hold gradient functions."""
 _INTEROP = f"{_ORTMODULE}.torch_cpp_extensions.{INTEROP}"
 _PUBLIC = "torch.onnx"
 _MOVED_TO = "torch.onnx._internal.torchscript_exporter"
@@ -108,6 +112,28 @@ def _show_names() -> None:
     for public, moved in _symbolic_modules():
         for name, found in vars(moved).items():
             vars(public).setdefault(name, found)
+
+
+def is_built(name: str) -> bool:
+    """Whether an extension is where ORTModule looks for it."""
+    return any(extensions().glob(f"{name}*.so"))
+
+
+def interop_can_be_built() -> bool:
+    """Whether the PyTorch that is installed holds gradient functions as the sources of `torch_interop_utils` take them."""
+    spec = importlib.util.find_spec("torch")
+    assert spec is not None
+    assert spec.origin is not None
+    header = pathlib.Path(spec.origin).parent / "include" / "torch" / "csrc" / "autograd" / "variable.h"
+    return not header.is_file() or _HOLDS_SHARED_POINTERS in header.read_text(encoding="utf-8")
+
+
+def extensions() -> pathlib.Path:
+    """The folder of ORTModule's C++ extensions."""
+    spec = importlib.util.find_spec("onnxruntime")
+    assert spec is not None
+    assert spec.origin is not None
+    return pathlib.Path(spec.origin).parent / "training" / "ortmodule" / "torch_cpp_extensions"
 
 
 def _lacks_interop() -> bool:

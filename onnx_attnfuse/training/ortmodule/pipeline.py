@@ -23,22 +23,18 @@ from onnx_attnfuse.graph.constants import Array
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.scopes import Scope, all_names
 from onnx_attnfuse.graph.sizes import Dim
-from onnx_attnfuse.graph.uses import label
 from onnx_attnfuse.kernels.policy import Policy
 from onnx_attnfuse.language.registry.discovery import load
 from onnx_attnfuse.options import Options
 from onnx_attnfuse.reasons import Reason, Refused
 from onnx_attnfuse.rewriting import GraphContext
-from onnx_attnfuse.training.differentiable import check_differentiable
 from onnx_attnfuse.training.fully_masked_rows import treatment
-from onnx_attnfuse.training.kernels import Demand, TrainingDevice
+from onnx_attnfuse.training.kernels import Demand, TrainingDevice, check_differentiable
 from onnx_attnfuse.training.ortmodule.backward import read_backward
 from onnx_attnfuse.training.ortmodule.kernels import KERNELS, AtenKernel
-from onnx_attnfuse.training.ortmodule.operators import calls
 from onnx_attnfuse.training.ortmodule.rewrite import Handed, fuse
 from onnx_attnfuse.training.ortmodule.site import Dropout, TrainingSite
 from onnx_attnfuse.training.ortmodule.stand_ins import Annotations, Buffers, StandIns
-from onnx_attnfuse.training.ortmodule.symbolics import KEPT
 from onnx_attnfuse.training.report import TrainingReport, TrainingSiteReport, shape_in_words
 from onnx_attnfuse.verify.verifier import Verifier
 
@@ -93,14 +89,13 @@ class _Run:
     @aside()
     def go(self) -> TrainingReport:
         """Every softmax of the graph in its order."""
-        kept = [_kept(node, operator) for node in self.graph if (operator := calls(node)) in KEPT]
         found = [softmax for node in self.graph if (softmax := find_softmax(node, self.facts, self.opset)) is not None]
         sites = [report for softmax in found if (report := self._site(with_sink(softmax, self.facts))) is not None]
         self.standins.restore()
         self.buffers.restore()
         self.annotations.restore()
         self.graph.sort()
-        return TrainingReport(self.device.name, (*kept, *sites))
+        return TrainingReport(self.device.name, tuple(sites))
 
     def _site(self, softmax: Softmax) -> TrainingSiteReport | None:
         """One softmax; None if it is no attention."""
@@ -194,12 +189,6 @@ class _Run:
 def _name(softmax: Softmax, standins: StandIns) -> str:
     node = standins.replaced_by(softmax.node) or softmax.node
     return node.name or softmax.weights.name or "softmax"
-
-
-def _kept(node: ir.Node, operator: str) -> TrainingSiteReport:
-    """An attention that was kept as one call when the module was exported."""
-    name = label(node) or operator
-    return TrainingSiteReport(name, KEPT[operator], handed="one call of PyTorch already")
 
 
 def _check(spec: AttentionSpec) -> None:

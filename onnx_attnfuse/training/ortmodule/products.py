@@ -1,13 +1,38 @@
-"""Products in a gradient graph: which axes their operands and results run over, once the axes of one operand are known."""
+"""Gradient graphs: operators that exports do not have, and the axes of products, once those of one operand are known."""
 
 from __future__ import annotations
 
 import dataclasses
 
+import onnx_ir as ir
+
 from onnx_attnfuse.attention.axes.factors import Axes, Axis, Factor, leaves, length
 from onnx_attnfuse.attention.axes.views import IndexedValue
 from onnx_attnfuse.attention.match.contraction import Contraction
+from onnx_attnfuse.graph.constants import is_standard
 from onnx_attnfuse.graph.facts import Facts
+from onnx_attnfuse.graph.ops import CONTRIB
+
+TRAINING = CONTRIB
+"""The domain of ONNX Runtime's operators for training."""
+ATEN = "org.pytorch.aten"
+"""The domain of the operator that calls PyTorch."""
+
+
+def reads_gradient(node: ir.Node) -> bool:
+    """Whether the node differentiates a softmax: from the gradient of its result and the result itself."""
+    return node.domain == TRAINING and node.op_type in {"SoftmaxGrad", "SoftmaxGrad_13"}
+
+
+def drops(node: ir.Node) -> bool:
+    """Whether the node sets elements to 0 at random and can say which."""
+    known = is_standard(node, "Dropout") or (node.domain == TRAINING and node.op_type == "BitmaskDropout")
+    return known and len(node.inputs) > 2 and node.inputs[2] is not None
+
+
+def finds_repeated_axes(node: ir.Node) -> bool:
+    """Whether the node tells, of two shapes that broadcast, the axes along which each of them is repeated."""
+    return node.domain == TRAINING and node.op_type == "BroadcastGradientArgs"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -27,7 +27,7 @@ from onnx_attnfuse.graph.constants import Array, attribute, is_standard
 from onnx_attnfuse.graph.sweep import sweep
 from onnx_attnfuse.graph.uses import sources
 from onnx_attnfuse.training.ortmodule.guarded_rows import Guard, PlainMasks, find_guard
-from onnx_attnfuse.training.ortmodule.operators import TRAINING, drops
+from onnx_attnfuse.training.ortmodule.products import TRAINING, drops
 
 
 @dataclasses.dataclass(frozen=True)

@@ -2,16 +2,13 @@
 
 `scaled_dot_product_attention` is decomposed by PyTorch's exporter for inference: it drops nothing where it should, has no
 gradient where it drops, knows no grouped heads and with PyTorch 2.4 no scale, and leaves NaN in the gradients of rows without a
-key where eager gives zeros. Here it is decomposed as eager computes it, forward and backward; without a mask it stays one call
-where a policy asks for that.
+key where eager gives zeros. Here it is decomposed as eager computes it, forward and backward, and fused like any other attention.
 
 `unflatten` has its axis computed at run time, at which ONNX Runtime's shape inference fails; `torch.nn.MultiheadAttention` uses
 it.
 
 Both are registered with ORTModule, which hands them to the exporter each time that it wraps a module, after its own. Modules in
 which nothing is fused are exported as they were.
-
-A masked call, or one with dropout on the CPU, is decomposed as it would be otherwise, and fused like any other.
 """
 
 from __future__ import annotations
@@ -22,8 +19,6 @@ from collections.abc import Callable
 from typing import Any
 
 from onnx_attnfuse.kernels.policy import Policy
-from onnx_attnfuse.training.ortmodule.kernels import CPU_FLASH, EFFICIENT
-from onnx_attnfuse.training.ortmodule.operators import ATEN
 
 _REGISTRY = "onnxruntime.training.ortmodule._custom_op_symbolic_registry"
 _END = 2**63 - 1
@@ -38,7 +33,6 @@ def register(opset: int, policy: Callable[[], Policy | None]) -> None:
     """
     exporter: Any = importlib.import_module("torch.onnx")
     registry: Any = importlib.import_module(_REGISTRY).CustomOpSymbolicRegistry
-    register_gradients()
     for name, symbolic in (("scaled_dot_product_attention", _attention), ("unflatten", _unflatten)):
         theirs = registry._SYMBOLICS.get(f"::{name}")
         chosen = _chosen(symbolic, theirs or _pytorchs(name), policy)
@@ -79,15 +73,11 @@ def _attention(
     grouped: Any = False,
 ) -> Any:
     """`scaled_dot_product_attention`; its parameters are those of the operator."""
-    del before
+    del policy, before
     helper = _helper()
     share = float(helper._maybe_get_const(dropout, "f"))
     is_causal = bool(helper._maybe_get_const(causal, "b"))
     masked = not helper._is_none(mask)
-    if policy.sdpa_fallback and not masked:
-        kept = kept_call(graph, query, key, value, share, is_causal, scale)
-        if kept is not None:
-            return kept
     if helper._maybe_get_const(grouped, "b"):
         key, value = (_repeated(graph, item, query) for item in (key, value))
     known = _as_value(graph, scale, query)
@@ -188,56 +178,3 @@ def _unflatten(policy: Policy, before: Callable[..., Any], graph: Any, item: Any
 def _slice(graph: Any, shape: Any, start: int, end: int) -> Any:
     torch: Any = importlib.import_module("torch")
     return graph.op("Slice", shape, *(graph.op("Constant", value_t=torch.tensor([place])) for place in (start, end)))
-
-
-_ON_CPU, _ON_CUDA = CPU_FLASH.forward_signature.operator, "_scaled_dot_product_efficient_attention"
-KEPT = {_ON_CPU: CPU_FLASH.name, _ON_CUDA: EFFICIENT.name}
-"""The operators that are called, and the kernels that they run on."""
-_CPU_GRADIENT = ["GO(0)", "I(0)", "I(1)", "I(2)", "O(0)", "O(1)", "I(3)", "I(4)", "I(5)", "I(6)"]
-_CUDA_GRADIENT = [
-    "GO(0)", *(f"I({index})" for index in range(4)), *(f"O({index})" for index in range(4)), "I(5)", "wanted", "I(6)", "I(7)",
-]  # fmt: skip
-
-
-def register_gradients() -> None:
-    """Registers with ORTModule how both calls are differentiated."""
-    registry: Any = importlib.import_module("onnxruntime.training.ortmodule._custom_gradient_registry").CustomGradientRegistry
-    registry.register(ATEN, "ATen", [_ON_CPU, ""], _cpu_gradient)
-    registry.register(ATEN, "ATen", [_ON_CUDA, ""], _cuda_gradient)
-
-
-def _cpu_gradient() -> list[tuple[Any, ...]]:
-    attributes = {"operator": {"value": f"{_ON_CPU}_backward", "dtype": "string"}}
-    return [(("ATen", ATEN), _CPU_GRADIENT, ["GI(0)", "GI(1)", "GI(2)"], attributes)]
-
-
-def _cuda_gradient() -> list[tuple[Any, ...]]:
-    wanted = {"value": {"value": [1, 1, 1, 0], "dtype": "int", "is_tensor": True}}
-    attributes = {"operator": {"value": f"{_ON_CUDA}_backward", "dtype": "string"}}
-    return [
-        ("Constant", [], ["wanted"], wanted),
-        (("ATen", ATEN), _CUDA_GRADIENT, ["GI(0)", "GI(1)", "GI(2)", ""], attributes),
-    ]
-
-
-def kept_call(graph: Any, query: Any, key: Any, value: Any, share: float, causal: bool, scale: Any) -> Any:
-    """The operator as one call while a module is exported, or None where PyTorch has no such call with a gradient."""
-    torch: Any = importlib.import_module("torch")
-    helper: Any = importlib.import_module("torch.onnx.symbolic_helper")
-    number: Any = helper._maybe_get_const(scale, "f")
-    on_cuda = torch.cuda.is_available()
-    if share != 0.0 and not on_cuda:
-        return None
-    nothing = graph.op("prim::Constant")
-    nothing.setType(torch._C.OptionalType.ofTensor())
-    dropped = graph.op("Constant", value_t=torch.tensor(share, dtype=torch.float32))
-    is_causal = graph.op("Constant", value_t=torch.tensor(causal))
-    given = helper._is_none(number)
-    factor = nothing if given else graph.op("Constant", value_t=torch.tensor(float(number), dtype=torch.float32))
-    if not on_cuda:
-        arguments, operator, outputs = (query, key, value, dropped, is_causal, nothing, factor), _ON_CPU, 2
-    else:
-        logsumexp = graph.op("Constant", value_t=torch.tensor(True))
-        arguments = (query, key, value, nothing, logsumexp, dropped, is_causal, factor)
-        operator, outputs = _ON_CUDA, 4
-    return graph.op(f"{ATEN}::ATen", *arguments, operator_s=operator, outputs=outputs)[0]

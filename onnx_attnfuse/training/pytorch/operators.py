@@ -93,7 +93,7 @@ def dropout(
     value = recorder.emitter.op("Identity", [recorder.value(input)], None, result)
     node = value.producer()
     assert node is not None
-    recorder.drops[node] = (float(p), bool(training))
+    recorder.traced.drops[node] = (float(p), bool(training))
     recorder.bind(result, value)
     recorder.gradients.follow("dropout", [input], [result])
     return result
@@ -120,6 +120,8 @@ def _promoted(given: Arguments, *names: str) -> ir.DataType | None:
 def _binary(name: str) -> Rule:
     def rule(recorder: Recorder, given: Arguments, result: torch.Tensor) -> ir.Value | None:
         dtype = _promoted(given, "self", "other")
+        if given.get("rounding_mode") == "floor":
+            return _floor_divided(recorder, given, result)
         if dtype is None or given.get("rounding_mode") is not None:
             return None
         if name not in _COMPARISONS:
@@ -134,6 +136,58 @@ def _binary(name: str) -> Rule:
         return recorder.emitter.op(name, [left, right], None, result)
 
     return rule
+
+
+def _remainder(recorder: Recorder, given: Arguments, result: torch.Tensor) -> ir.Value | None:
+    """The remainder of integers, with the sign of the divisor."""
+    return None if result.is_floating_point() else _binary("Mod")(recorder, given, result)
+
+
+def _floor_divided(recorder: Recorder, given: Arguments, result: torch.Tensor) -> ir.Value | None:
+    """`(a - a mod b) / b` of integers, which has no remainder that could be rounded."""
+    rest, dtype = _remainder(recorder, given, result), DTYPES[result.dtype]
+    left, right = (_operand(recorder, given[item], dtype) for item in ("self", "other"))
+    if rest is None or left is None or right is None:
+        return None
+    return recorder.emitter.op("Div", [recorder.emitter.op("Sub", [left, rest], None, result), right], None, result)
+
+
+def _without_nan(recorder: Recorder, given: Arguments, result: torch.Tensor) -> ir.Value | None:
+    """`nan_to_num`: numbers in the place of NaN and of both infinities."""
+    emitter, value, dtype = recorder.emitter, recorder.value(given["self"]), DTYPES[result.dtype]
+    if not result.is_floating_point():
+        return None
+    ends = torch.finfo(result.dtype)
+    truth = result.new_empty(result.shape, dtype=torch.bool)
+    value = emitter.op(
+        "Where", [emitter.op("IsNaN", [value], None, truth), emitter.number(given["nan"] or 0, dtype), value], None, result
+    )
+    for name, side, end in (("posinf", "Greater", ends.max), ("neginf", "Less", ends.min)):
+        found = end if given[name] is None else given[name]
+        sides = [emitter.op("IsInf", [value], None, truth), emitter.op(side, [value, emitter.number(0, dtype)], None, truth)]
+        value = emitter.op("Where", [emitter.op("And", sides, None, truth), emitter.number(found, dtype), value], None, result)
+    return value
+
+
+def _padded(recorder: Recorder, given: Arguments, result: torch.Tensor) -> ir.Value | None:
+    """A tensor with a number before it, after it, or both, along one axis."""
+    pads = given["pad"]
+    axes = [place // 2 for place, size in enumerate(pads) if not isinstance(size, int) or size != 0]
+    if len(set(axes)) != 1 or not all(isinstance(size, int) and size >= 0 for size in pads):
+        return None
+    axis, emitter, number = (
+        result.dim() - 1 - axes[0],
+        recorder.emitter,
+        recorder.emitter.number(given["value"], DTYPES[result.dtype]),
+    )
+    parts: list[ir.Value] = []
+    for size in (pads[2 * axes[0]], None, pads[2 * axes[0] + 1]):
+        if size is None:
+            parts.append(recorder.value(given["self"]))
+        elif size:
+            like = result.narrow(axis, 0, size)
+            parts.append(emitter.op("Expand", [number, emitter.shape(like.shape)], None, like))
+    return emitter.op("Concat", parts, {"axis": axis}, result)
 
 
 _COMPARISONS = {"Equal": "eq", "Less": "lt", "LessOrEqual": "le", "Greater": "gt", "GreaterOrEqual": "ge"}
@@ -309,7 +363,7 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(["full", "full_like", "new_full", "scalar_tensor"], _full()),
     **dict.fromkeys(["ones", "ones_like", "new_ones"], _full(1)),
     **dict.fromkeys(["zeros", "zeros_like", "new_zeros"], _full(0)),
-    **{name: _unary(name.capitalize()) for name in ("neg", "abs", "exp", "tanh", "sqrt", "floor", "log")},
+    **{name: _unary(name.capitalize()) for name in ("neg", "abs", "exp", "tanh", "sqrt", "floor", "log", "sigmoid")},
     **{name: _binary(name.capitalize()) for name in ("add", "sub", "mul", "div")},
     "_log_softmax": _softmax("LogSoftmax"),
     "_softmax": _softmax("Softmax"),
@@ -319,6 +373,10 @@ RULES: dict[str, Rule] = {
     "sum": _reduction("ReduceSum"),
     "addmm": _sum_and_product("mat1", "mat2"),
     "arange": _arange,
+    "constant_pad_nd": _padded,
+    "floor_divide": _floor_divided,
+    "nan_to_num": _without_nan,
+    "remainder": _remainder,
     "baddbmm": _sum_and_product("batch1", "batch2"),
     "bmm": _product,
     "cumsum": _cumsum,

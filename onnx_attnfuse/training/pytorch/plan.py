@@ -9,21 +9,31 @@ from typing import Any, Literal
 import onnx_ir as ir
 import torch
 
-from onnx_attnfuse.attention.axes.factors import length
+from onnx_attnfuse.attention.axes.factors import leaves, length
 from onnx_attnfuse.attention.masks.classify import Meaning, split_mask
 from onnx_attnfuse.attention.masks.index_reader import Reader
 from onnx_attnfuse.attention.masks.intervals import Bounds
+from onnx_attnfuse.attention.masks.mask_terms import elements_of, factors_of
 from onnx_attnfuse.attention.masks.predicates import Other, Padding
 from onnx_attnfuse.attention.masks.rounded_sums import lowest_sum
 from onnx_attnfuse.attention.masks.visible_diagonal import on_diagonal, rows_see_themselves
 from onnx_attnfuse.attention.spec import Added, AttentionSpec, Mask, Replaced, mask_values
+from onnx_attnfuse.certify.terms import Term
 from onnx_attnfuse.graph.dtypes import HALVES
 from onnx_attnfuse.kernels.policy import Policy
 from onnx_attnfuse.reasons import Reason, Refused
 from onnx_attnfuse.thresholds import MASKS_APART, ORDINARY
-from onnx_attnfuse.training.differentiable import check_differentiable
 from onnx_attnfuse.training.fully_masked_rows import swallows_from, treatment
-from onnx_attnfuse.training.kernels import CPU_FLASH, CUDNN, EFFICIENT, FLASH, Demand, TrainingDevice, TrainingKernel
+from onnx_attnfuse.training.kernels import (
+    CPU_FLASH,
+    CUDNN,
+    EFFICIENT,
+    FLASH,
+    Demand,
+    TrainingDevice,
+    TrainingKernel,
+    check_differentiable,
+)
 from onnx_attnfuse.training.pytorch.runtime_calls import PLAIN, wide_enough
 from onnx_attnfuse.training.pytorch.sites import CapturedSite
 
@@ -118,6 +128,7 @@ class Planner:
             raise Refused("softcap", "the scores are capped by tanh, which no kernel but flex attention does: " + reason.message)
         form = self._form(spec, meaning)
         rows: Rows = "none" if form in {"none", "causal"} else self._rows(spec, meaning, form) if site.call is None else "zero"
+        form = "bias" if rows == "levelled" else form
         if rows == "levelled" and self._device.kind == "cpu" and self._wishes.compiled:
             raise Refused(
                 "unfused-faster", "rows without a key may be of any kind, which takes compiled graphs two calls on a CPU"
@@ -285,10 +296,11 @@ class Planner:
     def _no_flex(self, site: CapturedSite, *, trained: bool) -> Reason | None:
         """Why flex attention is not taken; `fastest` where there is nothing to gain."""
         spec, meaning = site.spec, site.meaning
-        rules = [item for item in meaning.predicates if not isinstance(item, (Padding, Other))]
+        dense = [item for item in meaning.predicates if isinstance(item, Other) and _is_dense(item.predicate, spec)]
+        rules = [item for item in meaning.predicates if not isinstance(item, Padding) and item not in dense]
         plain = meaning.only_causal is not None and spec.softcap is None and self._form(spec, meaning) == "causal"
         pays = (rules and not plain) or spec.softcap is not None
-        if not pays or any(isinstance(item, Other) for item in meaning.predicates):
+        if not pays or dense:
             return Reason("fastest", "it is no faster for this mask")
         asked = FLEX in self._wishes.kernels if self._wishes.kernels else self._wishes.flex
         wanted = asked if asked is not None else self._device.kind == "cuda"
@@ -341,6 +353,12 @@ def _guarded(*, infinite: bool) -> Rows:
     if not infinite:
         raise Refused("row-rule", "rows are zeroed after the softmax, which no kernel differentiates")
     return "zero"
+
+
+def _is_dense(condition: Term, spec: AttentionSpec) -> bool:
+    """Whether a condition reads a tensor that has an element for each pair of row and key."""
+    rows, keys = (set(leaves(axis)) for axis in (spec.query_axis, spec.key_axis))
+    return any(rows & found and keys & found for found in map(factors_of, elements_of(condition)))
 
 
 def _only_forbids(spec: AttentionSpec, meaning: Meaning) -> bool:

@@ -229,15 +229,23 @@ def _unmasked(item: Any) -> Any:
     return item > MASKS
 
 
+def _divided(one: Any, other: Any) -> Any:
+    """A quotient; integers are divided where nothing remains, as graphs have it."""
+    floating = any(isinstance(item, float) or getattr(item, "is_floating_point", bool)() for item in (one, other))
+    return one / other if floating else one // other
+
+
 _APPLIED: dict[str, Callable[..., Any]] = {
     "Abs": torch.abs,
     "Add": operator.add,
+    "Div": _divided,
     "Equal": operator.eq,
     "Exp": torch.exp,
     "Greater": operator.gt,
     "GreaterOrEqual": operator.ge,
     "Less": operator.lt,
     "LessOrEqual": operator.le,
+    "Mod": operator.mod,
     "Mul": operator.mul,
     "Neg": operator.neg,
     "Sub": operator.sub,

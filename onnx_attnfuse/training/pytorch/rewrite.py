@@ -214,7 +214,9 @@ class Rewriter:
 
     def _laid(self, indexed: Any, spec: AttentionSpec) -> fx.Node:
         """A value of a mask as (b or 1, n or 1, s or 1, t or 1)."""
-        node = self._known.get(indexed.value)
+        node, number = self._known.get(indexed.value), self._facts.number(indexed.value)
+        if node is None and number is not None and self._lengths is not None:
+            return self._emit(torch.Tensor.new_full, self._lengths[0], (1, 1, 1, 1), number)
         if node is None:
             raise Refused("inner-value", f"the mask '{indexed.value.name}' is not a tensor of the captured graph")
         return layout.arrange(self._emit, node, indexed.axes, spec.axes.scores, self._lengths)

@@ -70,7 +70,7 @@ class SiteReader:
         self.traced = traced
         graph = traced.graph
         self.facts = Facts(graph)
-        self.bounds, self.reader = Bounds(self.facts, traced.bounds), Reader(self.facts)
+        self.bounds, self.reader = Bounds(self.facts), Reader(self.facts)
         catalogue = load(Options(patterns=patterns))
         self._readers = catalogue.readers
         model = ir.Model(graph, ir_version=_IR_VERSION)

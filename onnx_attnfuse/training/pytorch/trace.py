@@ -27,7 +27,6 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from onnx_attnfuse.training.pytorch import operators
-from onnx_attnfuse.training.pytorch.constant_ranges import Numbers
 from onnx_attnfuse.training.pytorch.emitter import APART, DTYPES, Emitter, without_modes
 from onnx_attnfuse.training.pytorch.gradients import Gradients
 
@@ -50,33 +49,31 @@ class Nested:
     gradients: Gradients
 
 
-@dataclasses.dataclass
 class Traced:
     """A captured graph, and its ONNX form."""
 
-    module: fx.GraphModule
-    graph: ir.Graph
-    nodes: dict[ir.Value, fx.Node]
-    """The node of the captured graph that has a value, if one has."""
-    drops: dict[ir.Node, tuple[float, bool]]
-    """Nodes of a dropout: the share that is dropped, and whether it is."""
-    calls: dict[ir.Node, fx.Node]
-    """Softmaxes inside of a `scaled_dot_product_attention`, and that."""
-    fakes: dict[fx.Node, torch.Tensor]
-    """The fake tensor of each node that computes one."""
-    nested: list[Nested]
-    constants: dict[ir.Value, int]
-    """Values of buffers, with the ids of their fake tensors."""
-    reached: set[ir.Value]
-    """Values that are not computed here and may have a gradient."""
-    ended: set[ir.Value]
-    """Values without a gradient that are computed from some with one."""
-    bounds: dict[ir.Value, tuple[float, float]]
-    """Intervals of values that are computed from nothing that is given."""
-    modes: dict[fx.Node, Hashable]
-    """The mode in which each node runs: whether gradients are recorded, autocast, and the transforms of torch.func around it."""
-    transformed: set[fx.Node]
-    """Nodes that run inside of torch.vmap or another transform of torch.func."""
+    def __init__(self, module: fx.GraphModule) -> None:
+        self.module = module
+        self.graph = ir.Graph([], [], nodes=[])
+        self.nodes: dict[ir.Value, fx.Node] = {}
+        """The node of the captured graph that has a value, if one has."""
+        self.drops: dict[ir.Node, tuple[float, bool]] = {}
+        """Nodes of a dropout: the share that is dropped, and whether it is."""
+        self.calls: dict[ir.Node, fx.Node] = {}
+        """Softmaxes inside of a `scaled_dot_product_attention`, and that."""
+        self.fakes: dict[fx.Node, torch.Tensor] = {}
+        """The fake tensor of each node that computes one."""
+        self.nested: list[Nested] = []
+        self.constants: dict[ir.Value, int] = {}
+        """Values of buffers, with the ids of their fake tensors."""
+        self.reached: set[ir.Value] = set()
+        """Values that are not computed here and may have a gradient."""
+        self.ended: set[ir.Value] = set()
+        """Values without a gradient that are computed from some with one."""
+        self.modes: dict[fx.Node, Hashable] = {}
+        """The mode in which each node runs: whether gradients are recorded, autocast, and how many transforms of torch.func."""
+        self.transformed: set[fx.Node] = set()
+        """Nodes that run inside of torch.vmap or another transform of torch.func."""
 
 
 def trace(
@@ -91,26 +88,14 @@ def trace(
         constants: The contents of buffers among the inputs.
         gradients: Which of the inputs gradients reach; None: those that ask for one.
     """
-    recorder = Recorder(constants, gradients or Gradients.of(inputs))
+    traced = Traced(module)
+    recorder = Recorder(traced, constants, gradients or Gradients.of(inputs))
     interpreter = _Interpreter(module, recorder)
     with mode, torch.no_grad(), _ambient(), recorder, enable_python_dispatcher():
         interpreter.run(*inputs)
-    ends = [value for node in interpreter.results for value in [recorder.known(interpreter.fakes.get(node))] if value is not None]
-    return Traced(
-        module,
-        recorder.emitter.graph(ends),
-        recorder.nodes,
-        recorder.drops,
-        recorder.calls,
-        interpreter.fakes,
-        interpreter.nested,
-        recorder.constants,
-        recorder.reached,
-        recorder.ended,
-        recorder.bounds,
-        interpreter.modes,
-        interpreter.transformed,
-    )
+    ends = [value for node in interpreter.results for value in [recorder.known(traced.fakes.get(node))] if value is not None]
+    traced.graph = recorder.emitter.graph(ends)
+    return traced
 
 
 @contextlib.contextmanager
@@ -139,18 +124,11 @@ def _depth() -> int:
 class Recorder(TorchDispatchMode):
     """Writes down every operator that runs on fake tensors."""
 
-    def __init__(self, constants: Constants, gradients: Gradients) -> None:
+    def __init__(self, traced: Traced, constants: Constants, gradients: Gradients) -> None:
         super().__init__()
         self.gradients = gradients
         self.emitter = Emitter()
-        self.drops: dict[ir.Node, tuple[float, bool]] = {}
-        self.calls: dict[ir.Node, fx.Node] = {}
-        self.nodes: dict[ir.Value, fx.Node] = {}
-        self.constants: dict[ir.Value, int] = {}
-        self.reached: set[ir.Value] = set()
-        self.ended: set[ir.Value] = set()
-        self.bounds: dict[ir.Value, tuple[float, float]] = {}
-        self._numbers = Numbers()
+        self.traced = traced
         self._given = constants
         self._values: dict[int, ir.Value] = {}
         self._alive: list[torch.Tensor] = []
@@ -189,10 +167,7 @@ class Recorder(TorchDispatchMode):
         for tensor in written:
             self._forget(tensor)
         self.gradients.follow(name, read, [item for item in results if not _among(item, written)])
-        self.ended.update(value for item, value in zip(results, values, strict=True) if self.gradients.has_ended(item))
-        bounds = self._numbers.follow(func, args, kwargs, found)
-        if bounds is not None:
-            self.bounds[values[0]] = bounds
+        self.traced.ended.update(value for item, value in zip(results, values, strict=True) if self.gradients.has_ended(item))
         for tensor, value in zip(results, values, strict=True):
             self.bind(tensor, self._apart(tensor, value) if _among(tensor, alien) else value)
 
@@ -209,14 +184,14 @@ class Recorder(TorchDispatchMode):
             found = self._constant(tensor) or self._leaf(tensor)
             self.bind(tensor, found)
             if self.gradients.reach(tensor):
-                self.reached.add(found)
+                self.traced.reached.add(found)
         if not self.gradients.end_in(tensor):
             return found
         self.gradients.is_apart(tensor)
         apart = self._apart(tensor, found)
         self.bind(tensor, apart)
-        if found in self.nodes:
-            self.nodes[apart] = self.nodes[found]
+        if found in self.traced.nodes:
+            self.traced.nodes[apart] = self.traced.nodes[found]
         return apart
 
     def _apart(self, tensor: torch.Tensor, value: ir.Value) -> ir.Value:
@@ -239,7 +214,7 @@ class Recorder(TorchDispatchMode):
         if array is None:
             return None
         value = self.emitter.constant(array, "buffer", DTYPES[tensor.dtype])
-        self.constants[value] = id(tensor)
+        self.traced.constants[value] = id(tensor)
         return value
 
     def _forget(self, tensor: torch.Tensor) -> None:
@@ -247,8 +222,7 @@ class Recorder(TorchDispatchMode):
         for other in self._sharing.pop(storage_of(tensor), set()):
             if other != id(tensor) and self.gradients.reach(tensor):
                 self.gradients.forget(other)
-            self._numbers.forget(other)
-            self.nodes.pop(self._values.pop(other), None)  # type: ignore[arg-type]
+            self.traced.nodes.pop(self._values.pop(other), None)  # type: ignore[arg-type]
             self._given = {key: read for key, read in self._given.items() if key != other}
 
 
@@ -258,10 +232,7 @@ class _Interpreter(fx.Interpreter):
     def __init__(self, module: fx.GraphModule, recorder: Recorder) -> None:
         super().__init__(module, garbage_collect_values=False)
         self._recorder = recorder
-        self.fakes: dict[fx.Node, torch.Tensor] = {}
-        self.nested: list[Nested] = []
-        self.modes: dict[fx.Node, Hashable] = {}
-        self.transformed: set[fx.Node] = set()
+        self._traced = recorder.traced
         self._depth = _depth()
         self.results: list[fx.Node] = []
         """Nodes with more users than those recorded."""
@@ -270,9 +241,9 @@ class _Interpreter(fx.Interpreter):
     def run_node(self, n: fx.Node) -> Any:
         """Runs a node; one that holds a graph, or that fakes cannot run, has what Dynamo noted for it."""
         self._node = n
-        self.modes[n] = self._recorder.gradients.are_recorded, *_autocast(), _depth()
+        self._traced.modes[n] = self._recorder.gradients.are_recorded, *_autocast(), _depth()
         if _depth() > self._depth:
-            self.transformed.add(n)
+            self._traced.transformed.add(n)
         if n.op == "output":
             self.results += n.all_input_nodes
         if n.op == "call_function" and isinstance(n.target, _HOLDS_GRAPHS):
@@ -285,9 +256,9 @@ class _Interpreter(fx.Interpreter):
                 self.results += n.all_input_nodes
                 found = n.meta.get("example_value")
         if isinstance(found, torch.Tensor) and not _TRANSFORMS.is_functorch_wrapped_tensor(found):
-            self.fakes[n] = found
+            self._traced.fakes[n] = found
             if n.op != "output":
-                self._recorder.nodes.setdefault(self._recorder.value(found), n)
+                self._traced.nodes.setdefault(self._recorder.value(found), n)
         return found
 
     def get_attr(self, target: Any, args: Any, kwargs: Any) -> Any:
@@ -309,7 +280,7 @@ class _Interpreter(fx.Interpreter):
             if found is not None:
                 output, softmax = found
                 assert self._node is not None
-                self._recorder.calls[softmax] = self._node
+                self._traced.calls[softmax] = self._node
                 return output
         return super().call_function(target, args, kwargs)
 
@@ -319,7 +290,7 @@ class _Interpreter(fx.Interpreter):
         graphs = [item for item in args if isinstance(item, fx.GraphModule)]
         if len(graphs) == 1 and args[0] is graphs[0]:
             inputs = list(args[1:])
-            self.nested.append(Nested(graphs[0], inputs, self._recorder.gradients.inside(inputs)))
+            self._traced.nested.append(Nested(graphs[0], inputs, self._recorder.gradients.inside(inputs)))
         return node.meta.get("example_value")
 
 

@@ -11,7 +11,7 @@ import torch
 
 from onnx_attnfuse.training import ORTModule, Policy, disable, enable
 from onnx_attnfuse.training.ortmodule.installed import ortmodule
-from tests.training.modules import CASES, KEPT
+from tests.training.modules import CASES
 from tests.training.ortmodule.steps import assert_same, step
 
 theirs = ortmodule()
@@ -131,23 +131,12 @@ def test_under_distributed_data_parallel(monkeypatch) -> None:
     assert os.environ["RANK"] == "0"
 
 
-@pytest.mark.parametrize("name", list(KEPT))
-def test_unmasked_attention_is_kept_at_export(name: str) -> None:
-    case = KEPT[name]
-    module = ORTModule(case.module(), policy=Policy(sdpa_fallback=True))
-    found = step(module, case.inputs())
-    assert [site.handed for site in module.attention_reports[0].sites] == ["one call of PyTorch already"]
-    assert_same(found, step(case.module(), case.inputs()))
-
-
-def test_masked_attention_is_not_kept_but_fused() -> None:
-    case = CASES["torch_masked"]
-    module = ORTModule(case.module(), policy=Policy(sdpa_fallback=True))
-    found = step(module, case.inputs())
-    (site,) = module.attention_reports[0].sites
-    assert site.fused
-    assert "already" not in site.handed
-    assert_same(found, step(case.module(), case.inputs()))
+@pytest.mark.parametrize("name", ["torch_causal", "torch_masked"])
+def test_calls_are_fused_where_ortmodule_is_asked_to_keep_them(name: str) -> None:
+    module = ORTModule(CASES[name].module(), policy=Policy(sdpa_fallback=True))
+    found = step(module, CASES[name].inputs())
+    assert module.attention_reports[0].fused == 1
+    assert_same(found, step(CASES[name].module(), CASES[name].inputs()))
 
 
 def test_a_defect_costs_the_fusing_and_not_the_training(monkeypatch) -> None:

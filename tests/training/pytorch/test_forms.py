@@ -237,3 +237,32 @@ def test_a_cpu_computes_rows_without_a_key_as_the_module_where_it_can_look_for_t
 
     site = formed(attend, [HEADS, 36, 36], mask="all", rest=rest)
     assert [reason.code for reason in site.reasons] == codes
+
+
+@pytest.mark.parametrize(("columns", "fused"), [(1, True), (2, False)])
+def test_a_column_of_zeros_is_a_sink_and_several_are_none(columns, fused) -> None:
+    """Softmax of zero or more, as some call it."""
+
+    def attend(module, query, key, value):
+        return functional.pad(scores_of(query, key), (0, columns)).softmax(-1)[..., :-columns] @ value
+
+    site = formed(attend)
+    assert (site.kernel is not None, [reason.code for reason in site.reasons]) == (fused, [] if fused else ["extra-column"])
+
+
+@pytest.mark.parametrize(("number", "fused"), [(0.0, True), (1.0, False)])
+def test_nan_becomes_0_after_the_softmax_or_the_attention_stays(number, fused) -> None:
+    def attend(module, query, key, value):
+        return scores_of(query, key).masked_fill(padded(module), -math.inf).softmax(-1).nan_to_num(number) @ value
+
+    inputs = {**given("mask", padding="all", length=36), "x": given(length=36)["x"].double()}
+    assert check(Formed(attend).double(), inputs).fused == fused
+
+
+@pytest.mark.parametrize(("times", "apart"), [(1.0, ""), (1e9, ", rows without a key apart")])
+def test_a_bias_times_a_gate_is_computed_like_either_unless_it_is_made_to_mask(times, apart) -> None:
+    def attend(module, query, key, value):
+        gate = query.mean(-1, keepdim=True).sigmoid() * 2 + 1
+        return (scores_of(query, key) + gate * module.extra * times).softmax(-1) @ value
+
+    assert formed(attend, [HEADS, 36, 36]).handed == "its mask as a bias" + apart

@@ -58,10 +58,28 @@ def test_positions_that_are_counted_go_on_and_those_that_are_given_may_not(names
 
 
 @pytest.mark.parametrize(("rule", "names"), [(masked.almost_a_window, ()), (masked.almost_documents, ("documents",))])
-def test_masks_that_are_almost_a_rule_are_handed_over_as_they_are(rule, names) -> None:
-    (site,) = check(Masked(rule), given(*names), flex=True).sites
-    assert site.handed == "its mask as truth values"
-    assert "arbitrary" in site.mask
+def test_masks_that_are_almost_a_rule_are_rules_without_a_name(rule, names) -> None:
+    for wanted, handed in ((True, "its mask as a rule"), (False, "its mask as truth values")):
+        (site,) = check(Masked(rule), given(*names), flex=wanted).sites
+        assert site.handed == handed
+        assert "arbitrary" in site.mask
+
+
+def _neighbours(i, j, module, given):
+    """Neighbours in an image, 6 pixels wide, which is read row by row."""
+    return ((i // 6 - j // 6).abs() <= 1) & ((i % 6 - j % 6).abs() <= 2)
+
+
+def _scattered(i, j, module, given):
+    """A mask with an element for each pair, and the diagonal."""
+    return module.triangle[: len(j), : len(j)].roll(3, 0) | (i == j)
+
+
+@pytest.mark.parametrize(("rule", "handed"), [(_neighbours, "its mask as a rule"), (_scattered, "its mask as truth values")])
+@pytest.mark.parametrize("fill", [LOWEST, -math.inf])
+def test_neighbours_in_an_image_are_a_rule_and_masks_of_pairs_are_not(rule, handed, fill) -> None:
+    (site,) = check(Masked(rule, fill), given(), flex=True).sites
+    assert (site.handed.removesuffix(", rows without a key apart"), site.mask) == (handed, "arbitrary")
 
 
 @pytest.mark.sampled(every=5)

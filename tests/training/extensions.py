@@ -1,6 +1,6 @@
 """Builds the C++ extensions of ORTModule on a machine without a GPU, beside the installed onnxruntime-training.
 
-    python -m onnx_attnfuse.training.ortmodule.extensions
+    python -m tests.training.extensions
 
 ORTModule's own installer builds the CUDA extensions as soon as torch is a CUDA build, and stops where there is no CUDA toolkit.
 Those for the CPU are enough there; they are built as if torch knew no CUDA. `torch_interop_utils`, which runs custom functions of
@@ -23,10 +23,7 @@ from typing import Any
 from unittest import mock
 
 from onnx_attnfuse.errors import MissingDependencyError
-
-INTEROP = "torch_interop_utils"
-_HOLDS_SHARED_POINTERS = "std::shared_ptr<Node> grad_fn_;"
-"""How the sources of `torch_interop_utils` take PyTorch to hold gradient functions."""
+from onnx_attnfuse.training.ortmodule.newer_torch import INTEROP, extensions, interop_can_be_built, is_built
 
 
 def build() -> list[str]:
@@ -43,7 +40,7 @@ def build() -> list[str]:
         raise MissingDependencyError(
             f"{missing[0].replace('.', '-')} is not installed; run pip install onnxruntime-training==1.19.2 torch"
         )
-    home = _home()
+    home = extensions()
     sources = sorted(setup.parent for setup in home.glob("cpu/*/setup.py"))
     wanted = [source for source in sources if not is_built(source.name) and (source.name != INTEROP or interop_can_be_built())]
     for source in wanted:
@@ -51,31 +48,10 @@ def build() -> list[str]:
     return [source.name for source in wanted]
 
 
-def is_built(name: str) -> bool:
-    """Whether an extension is where ORTModule looks for it."""
-    return any(_home().glob(f"{name}*.so"))
-
-
-def interop_can_be_built() -> bool:
-    """Whether the PyTorch that is installed holds gradient functions as the sources of `torch_interop_utils` take them."""
-    spec = importlib.util.find_spec("torch")
-    assert spec is not None
-    assert spec.origin is not None
-    header = pathlib.Path(spec.origin).parent / "include" / "torch" / "csrc" / "autograd" / "variable.h"
-    return not header.is_file() or _HOLDS_SHARED_POINTERS in header.read_text(encoding="utf-8")
-
-
 def _is_installed(name: str) -> bool:
     with contextlib.suppress(ModuleNotFoundError):
         return importlib.util.find_spec(name) is not None
     return False
-
-
-def _home() -> pathlib.Path:
-    spec = importlib.util.find_spec("onnxruntime")
-    assert spec is not None
-    assert spec.origin is not None
-    return pathlib.Path(spec.origin).parent / "training" / "ortmodule" / "torch_cpp_extensions"
 
 
 def _build(source: pathlib.Path, home: pathlib.Path) -> None:
