@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 _EXAMPLES = [
     Example("attnfuse bench model.onnx", "The fused model against the original, whole and its attention alone."),
     Example("attnfuse bench model.onnx --against onnxscript,onnxruntime --dim seq=512", "Against the results of other tools."),
+    Example("attnfuse bench decoder.onnx --cache shared --dim seq=1 --dim past=511", "A decode step, its cache in one buffer."),
     Example("attnfuse bench model.onnx model.attnfuse.onnx", "Two models in turns, and how far their outputs are apart."),
     Example("attnfuse bench --seeds --ep cuda", "ONNX Runtime's attention alone, in TFLOP/s."),
 ]
@@ -65,8 +66,14 @@ _EXAMPLES = [
     help="Without MODEL: MultiHeadAttention alone, in TFLOP/s, at the sizes of ONNX Runtime's benchmark table.",
 )
 @click.option("--small", is_flag=True, help="With --seeds: few and small sizes, for a CPU.")
-@derived_options(only=("padding", "dim", "target", "always", "keep_outputs"))
+@derived_options(only=("padding", "dim", "target", "always", "keep_outputs", "cache", "kv_cache"))
 @policy_options
+@click.option(
+    "--price",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="X",
+    help="Price of the machine for an hour: also show that of a million tokens, or of a thousand batches.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON.")
 @click.pass_context
 def command(
@@ -80,6 +87,7 @@ def command(
     limit: float,
     seeds: bool,
     small: bool,
+    price: float | None,
     as_json: bool,
     **chosen: Any,
 ) -> int:
@@ -107,7 +115,7 @@ def command(
     from onnx_attnfuse.options import Options
 
     if other is not None:
-        return _pair(context, model, other, Bench(Options(ep=ep, **chosen), (), runs, limit), as_json=as_json)
+        return _pair(context, model, other, Bench(Options(ep=ep, **chosen), (), runs, limit), price=price, as_json=as_json)
     names = [name.strip() for name in against.split(",") if name.strip()]
     options = Options(ep=ep, arch=f"sm{arch}" if arch else None, verify="none", **chosen)
     found = Bench(options, names, runs, limit).model(model)
@@ -115,15 +123,17 @@ def command(
         click.echo(json.dumps([dataclasses.asdict(item) for item in found], indent=2))
     else:
         for item in found:
-            _show(item)
-    return Exit.DONE
+            _show(item, price)
+    return Exit.BAD_INPUT if any(item.failed is not None for contest in found for item in contest.figures[:1]) else Exit.DONE
 
 
-_OF_ONE = frozenset({"against", "padding", "target", "always", "keep_outputs", "flash", "efficient", "sdpa_fallback"})
+_OF_ONE = frozenset("against padding target always keep_outputs flash efficient sdpa_fallback cache kv_cache".split())
 """Options that say how one model is fused, or beside what."""
 
 
-def _pair(context: click.Context, first: pathlib.Path, second: pathlib.Path, bench: Bench, *, as_json: bool) -> int:
+def _pair(
+    context: click.Context, first: pathlib.Path, second: pathlib.Path, bench: Bench, *, price: float | None, as_json: bool
+) -> int:
     """Two models as they are."""
     given = [name for name in _OF_ONE if context.get_parameter_source(name) is ParameterSource.COMMANDLINE]
     if given:
@@ -136,7 +146,7 @@ def _pair(context: click.Context, first: pathlib.Path, second: pathlib.Path, ben
         click.echo(json.dumps({**plain, "outputs": None if outputs is None else outputs.to_dict()}, indent=2))
     else:
         echo(f"{found.clock}{_sizes(found.lengths)}")
-        _show_figures(found.figures)
+        _show_figures(found.figures, price)
         if outputs is None:
             echo(f"outputs not compared: {found.note}")
         else:
@@ -146,26 +156,28 @@ def _pair(context: click.Context, first: pathlib.Path, second: pathlib.Path, ben
     return Exit.BAD_INPUT if failed else Exit.DONE if outputs is None or outputs.equal else Exit.DIFFERS
 
 
-def _show(found: Contest) -> None:
+def _show(found: Contest, price: float | None) -> None:
     echo(f"{found.what}{_sizes(found.lengths)}")
     if found.note:
         echo(f"    not measured: {found.note}")
         return
     echo(f"    attnfuse fused {found.fused} of {found.candidates}")
-    _show_figures(found.figures)
+    _show_figures(found.figures, price)
     _show_share(found)
     echo("")
 
 
-def _show_figures(figures: Sequence[Figures]) -> None:
+def _show_figures(figures: Sequence[Figures], price: float | None) -> None:
     """A table of contenders, and a line for each that failed."""
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for title in ("", "times as fast", "of rounds", "ms", "half of runs", "samples/s", "tokens/s", "MB"):
         table.add_column(title, justify="left" if not title else "right", overflow="fold")
+    if price is not None:
+        table.add_column("price of 1M tokens" if any(item.tokens_per_second for item in figures) else "price of 1000 batches")
     for item in figures:
-        table.add_row(*_row(item))
+        table.add_row(*_row(item), *_price(item, price))
     print_table(table)
     for item in figures:
         if item.failed is not None:
@@ -196,6 +208,15 @@ def _row(item: Figures) -> list[str]:
         "-" if item.tokens_per_second is None else f"{item.tokens_per_second:.0f}",
         "-" if item.megabytes is None else f"{item.megabytes:.0f}",
     ]
+
+
+def _price(item: Figures, hour: float | None) -> list[str]:
+    """The price of a million tokens, or of a thousand batches, of a machine that costs so much an hour."""
+    if hour is None or item.ms is None:
+        return []
+    tokens = item.tokens_per_second
+    seconds = 1e6 / tokens if tokens else item.ms
+    return [f"{hour / 3600 * seconds:.3g}"]
 
 
 def _sizes(lengths: Mapping[str, int]) -> str:

@@ -47,6 +47,8 @@ class _Wanted:
     """Exit with 1 if fewer than N attentions are fused."""
     require_all: bool = False
     """Exit with 1 if any attention is left unfused or is not --target."""
+    bench: bool = False
+    """Measure the result against the model where it will run, if that is here, and print one line. See `attnfuse bench`."""
     dry_run: bool = False
     """Do everything except writing the model."""
     format: Format = "text"
@@ -115,6 +117,8 @@ def command(context: click.Context, *, model: Sequence[pathlib.Path], **chosen: 
     chosen["context_length"] = chosen["context_length"] or genai.context_length(config)
     chosen["past_length"] = chosen["past_length"] or genai.tells_past_length(config)
     proofs = certificates.Wanted(wanted.certify, wanted.require_proof, wanted.solver)
+    if wanted.bench and (several_models or wanted.dry_run or STREAM in (*model, wanted.output)):
+        raise click.UsageError("--bench is for one model that is written to a file; run `attnfuse bench` for another")
     if STREAM in (*model, wanted.output):
         return _streamed(model, wanted, chosen, context.obj)
     out = None if wanted.dry_run or several_models else wanted.output or model[0].with_name(f"{model[0].stem}{SUFFIX}")
@@ -165,6 +169,10 @@ def _one(files: Files, wanted: _Wanted, chosen: Mapping[str, Any], args: Sequenc
     if wanted.shows_text:
         show(report, verb="fused", verbose=wanted.verbose)
         echo(files.written, *files.notes, err=True)
+    if wanted.bench and files.out:
+        from onnx_attnfuse.bench.run import Bench
+
+        echo(Bench(Options(**chosen)).gain(files.model, files.out, report))
     show_findings({files.model: report}, wanted.format, is_required=wanted.require_all)
     return max(_status(report, wanted), failed(report.failures, args))
 

@@ -28,7 +28,7 @@ from onnx_attnfuse_cli.suggestions import Choice, Choices
 SECTIONS: Mapping[str, Collection[str]] = {
     heading: frozenset(names.split())
     for heading, names in {
-        "What to write": "output report format json dry_run evidence verbose quiet",
+        "What to write": "output report format json bench dry_run evidence verbose quiet",
         "Where the model will run": "ep arch onnxruntime dim same cuda_graph",
         "Which operator": (
             "target packed_tokens dequantise_attention conformance always keep_outputs flash efficient sdpa_fallback"

@@ -63,6 +63,7 @@ def run(
         how: More entries of the workers' task: `threads`, and `clock`, which is `cpu` for the time of the process.
     """
     arrays = sample.save(folder / "inputs.npz")
+    own = {item.name: item.inputs.save(folder / f"inputs-{item.name}.npz") for item in contenders if item.inputs}
     failed = {item.name: item.failed for item in contenders if item.failed}
     times: dict[str, list[list[float]]] = {}
     memory: dict[str, float | None] = {}
@@ -75,7 +76,8 @@ def run(
                 "model": str(item.path),
                 "ep": ep,
                 "provider_options": dict(item.provider_options),
-                **arrays,
+                "buffers": dict(item.buffers),
+                **own.get(item.name, arrays),
                 **(how or {}),
             }
             child = stack.enter_context(Child(task, item.environment))

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from onnx_attnfuse.api import optimize
+from onnx_attnfuse.bench.inputs import Sample
 from onnx_attnfuse.errors import OptionError
 from onnx_attnfuse.graph import io
 from onnx_attnfuse.graph.tensors import external_tensors
@@ -38,6 +39,10 @@ class Contender:
     failed: str | None = None
     provider_options: Mapping[str, str] = dataclasses.field(default_factory=dict[str, str])
     environment: Mapping[str, str] = dataclasses.field(default_factory=dict[str, str])
+    inputs: Sample | None = None
+    """Inputs of its own, where its interface is another."""
+    buffers: Mapping[str, str] = dataclasses.field(default_factory=dict[str, str])
+    """Outputs that are written where an input is, by name: the present of a shared cache."""
 
 
 def check_names(names: Sequence[str]) -> None:

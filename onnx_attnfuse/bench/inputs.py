@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import pathlib
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -82,7 +83,10 @@ def samples(model: ir.Model, lengths: Mapping[str, int]) -> Iterator[Sample]:
     given = {name: number for name, number in facts.numbers(lengths).items() if name in names}
     equalities = Equalities([*((sizes.symbol(name), number) for name, number in given.items()), *facts.equalities])
     seen: list[dict[str, int]] = []
-    for values in equalities.assignments(dims, _PROFILES):
+    batch = {name for shape in dims for dim in shape[:1] for name in sizes.symbols(dim)}
+    long = [number for name, number in given.items() if name not in batch]
+    sums = {one + other for one, other in itertools.combinations(long, 2)}  # as that of a mask over a cache and new tokens
+    for values in equalities.assignments(dims, [*(Profile(1, (length,)) for length in sorted(sums)), *_PROFILES]):
         found = {name: given.get(name, values[name]) for name in sorted(names)}
         shapes = [tuple(sizes.evaluate(dim, found) for dim in shape) for shape in dims]
         if found in seen or any(length < 0 for shape in shapes for length in shape):

@@ -15,10 +15,11 @@ from onnx_attnfuse.attention.match.candidates import find_candidates
 from onnx_attnfuse.attention.spec import AttentionSpec
 from onnx_attnfuse.bench import compare
 from onnx_attnfuse.bench.compare import Figures
-from onnx_attnfuse.bench.contenders import Contender, check_names, contenders
+from onnx_attnfuse.bench.contenders import ORIGINAL, OURS, Contender, check_names, contenders
 from onnx_attnfuse.bench.inputs import Sample, fitting, sample
 from onnx_attnfuse.bench.roofline import Limit, Work, limit, work
-from onnx_attnfuse.errors import MissingDependencyError, ModelError
+from onnx_attnfuse.errors import MissingDependencyError, ModelError, OptionError
+from onnx_attnfuse.fusion.shared_cache.interface import LENGTH
 from onnx_attnfuse.graph import io
 from onnx_attnfuse.graph.scopes import Scope, scopes
 from onnx_attnfuse.kernels import gpus
@@ -27,9 +28,11 @@ from onnx_attnfuse.kernels.providers import FALLBACK, provider
 from onnx_attnfuse.language.registry.discovery import load
 from onnx_attnfuse.options import Options
 from onnx_attnfuse.reasons import Reason, Refused
+from onnx_attnfuse.report.model import Report
 from onnx_attnfuse.verify.compare_models import verify_models
 from onnx_attnfuse.verify.model_result import Verification
 from onnx_attnfuse.verify.options import Trials
+from onnx_attnfuse.verify.runtime import available
 from onnx_attnfuse.verify.subgraph import extract
 from onnx_attnfuse.verify.submodel import Submodel
 
@@ -88,6 +91,7 @@ class Bench:
             OptionError: A contender does not exist, or the sizes do not fit together.
         """
         check_names(self.against)
+        _check_runtime()
         model = io.load(path)
         whole = fitting(path, model, self.options.dim, self.ep, self.seconds)
         found = [self._contest("whole model", path, whole)]
@@ -98,7 +102,8 @@ class Bench:
             piece = pathlib.Path(folder) / "attention.onnx"
             io.save(io.from_any(alone.proto)[0], piece)
             title = f"attention alone: {alone.name}, one of {alone.alike}"
-            return [*found, self._contest(title, piece, sample(io.load(piece), whole.lengths))]
+            plain = dataclasses.replace(self, options=dataclasses.replace(self.options, cache="as-is", kv_cache="same"))
+            return [*found, plain._contest(title, piece, sample(io.load(piece), whole.lengths))]
 
     def pair(self, first: pathlib.Path, second: pathlib.Path) -> Pair:
         """Measures two models in turns on the same inputs, and compares their outputs.
@@ -109,6 +114,7 @@ class Bench:
             ModelError: A model cannot be read, or does not say what it is run on.
             OptionError: The sizes do not fit together.
         """
+        _check_runtime()
         io.load(second)
         inputs = fitting(first, io.load(first), self.options.dim, self.ep, self.seconds)
         on_cpu = provider(self.ep).memory == "cpu"
@@ -125,6 +131,25 @@ class Bench:
             note = str(error)
         return Pair(inputs.lengths, "CPU time on one thread" if on_cpu else "time", (late, early), outputs, note)
 
+    def gain(self, source: pathlib.Path, result: pathlib.Path, report: Report) -> str:
+        """A line on how many times as fast a result is as its source, or on why it was not measured.
+
+        Raises:
+            MissingDependencyError: onnxruntime is absent.
+            ModelError: The source does not say what it is run on.
+            OptionError: The sizes do not fit together.
+        """
+        _check_runtime()
+        inputs = fitting(source, io.load(source), self.options.dim, self.ep, self.seconds)
+        found = [_in_one_buffer(Contender(OURS, result), report, inputs), Contender(ORIGINAL, source)]
+        with tempfile.TemporaryDirectory() as folder:
+            ours, other = compare.run(found, inputs, pathlib.Path(folder), ep=self.ep, runs=self.runs, seconds=self.seconds)
+        if ours.ratios is None or ours.ms is None or other.ms is None:
+            return f"not measured: {ours.failed or other.failed}"
+        sizes = ", ".join(f"{name}={number}" for name, number in inputs.lengths.items())
+        low, high = ours.ratios
+        return f"{ours.ratio:.2f} times as fast ({low:.2f} to {high:.2f}), {ours.ms:.3f} ms instead of {other.ms:.3f}; {sizes}"
+
     @property
     def ep(self) -> str:
         """The execution provider that models are run on."""
@@ -134,15 +159,37 @@ class Bench:
         with tempfile.TemporaryDirectory() as name:
             folder = pathlib.Path(name)
             found, report = contenders(path, self.against, self.options, folder, self.seconds)
+            if report.unshared is not None:
+                raise OptionError(f"--cache shared was not applied: {report.unshared}")
+            found[0] = _in_one_buffer(found[0], report, inputs)
             figures = compare.run(found, inputs, folder, ep=self.ep, runs=self.runs, seconds=self.seconds)
             assert found[0].path is not None
-            done = work(io.load(found[0].path), {name: array.shape for name, array in inputs.feeds.items()})
+            own = found[0].inputs or inputs
+            done = work(io.load(found[0].path), {name: array.shape for name, array in own.feeds.items()})
         device = device_limits(self.ep)
         least = None if device is None else limit(done, device)
         if least is not None:
             figures = [dataclasses.replace(item, share=None if item.ms is None else least.ms / item.ms) for item in figures]
         fused = report.fused + report.already_fused
         return Contest(what, inputs.lengths, tuple(figures), fused, report.candidates, work=done, limit=least)
+
+
+def _check_runtime() -> None:
+    if not available():
+        raise MissingDependencyError("measuring needs onnxruntime; run pip install 'onnx-attnfuse[cpu]'")
+
+
+def _in_one_buffer(contender: Contender, report: Report, inputs: Sample) -> Contender:
+    """A contender whose cache is shared, with a buffer for as many positions as its source has, past and new."""
+    decoder = report.decoder
+    if decoder is None or contender.path is None:
+        return contender
+    length = next((array.shape[-1] for name, array in inputs.feeds.items() if name == decoder.attention_mask), None)
+    if length is None:
+        raise ModelError("the source has no mask that gives the length of the cache; run the models in onnxruntime-genai instead")
+    own = sample(io.load(contender.path), {**inputs.lengths, LENGTH: length})
+    presents, pasts = (*decoder.present_keys, *decoder.present_values), (*decoder.past_keys, *decoder.past_values)
+    return dataclasses.replace(contender, inputs=own, buffers=dict(zip(presents, pasts, strict=True)))
 
 
 def device_limits(ep: str) -> DeviceLimits | None:

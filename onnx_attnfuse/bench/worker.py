@@ -81,13 +81,18 @@ def _started(task: dict[str, Any]) -> tuple[Any, Any]:
     if providers[0] not in session.get_providers():
         raise RuntimeError(f"ONNX Runtime could not start its {providers[0]}")
     binding = session.io_binding()
-    wanted = {item.name for item in session.get_inputs()}
+    wanted, bound = {item.name for item in session.get_inputs()}, dict[str, Any]()
     with np.load(task["arrays"]) as arrays:
         for name, key in zip(task["names"], arrays.files, strict=True):
             if name in wanted:
-                binding.bind_ortvalue_input(name, _value(ort, arrays[key], place, name in task["bfloat16"]))
+                bound[name] = _value(ort, arrays[key], place, name in task["bfloat16"])
+                binding.bind_ortvalue_input(name, bound[name])
+    buffers = task.get("buffers", {})
     for item in session.get_outputs():
-        binding.bind_output(item.name, place)
+        if item.name in buffers:
+            binding.bind_ortvalue_output(item.name, bound[buffers[item.name]])
+        else:
+            binding.bind_output(item.name, place)
     _timed(session, binding)
     return session, binding
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import pathlib
+import re
 
 import numpy as np
 import onnx
@@ -292,3 +294,59 @@ def test_options_of_one_model_are_refused_for_two(tmp_path: pathlib.Path, capsys
     first = str(small_models.written(WIDE, tmp_path / "first.onnx"))
     assert main(["bench", first, first, "--target", "auto"]) == 2
     assert capsys.readouterr().err == "Error: --target is for one model; two are run as they are, so leave it out\n"
+
+
+DECODER = next(path for path in BUNDLED if path.stem.startswith("llama_past"))
+
+
+@pytest.mark.parametrize("kv_cache", ["same", "int8"])
+def test_a_decode_step_with_a_shared_cache_has_a_buffer_for_all_positions(
+    kv_cache: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sizes = ["--dim", "seq=1", "--dim", "past=15", "--runs", "5", "--price", "2"]
+    assert main(["bench", str(DECODER), "--cache", "shared", "--kv-cache", kv_cache, *sizes]) == 0
+    out = capsys.readouterr().out
+    assert "whole model (batch=1, past=15, past_plus_seq=16, seq=1)" in out
+    assert "failed" not in out
+    assert "price of 1M tokens" in out
+
+
+def test_present_and_past_are_one_buffer(tmp_path: pathlib.Path) -> None:
+    """The key of the new token is written where the past is."""
+    options = Options(cache="shared", verify="none", ep="cpu", dim={"seq": 1, "past": 15})
+    whole = fitting(DECODER, io.load(DECODER), options.dim, "cpu", 300)
+    (ours,), report = contenders(DECODER, [], options, tmp_path, 300)
+    found = bench_run._in_one_buffer(ours, report, whole)
+    assert found.inputs is not None
+    assert found.inputs.feeds["past_key_values.0.key"].shape[2] == 16
+    assert found.buffers["present.1.value"] == "past_key_values.1.value"
+    (measured,) = run([found], whole, tmp_path, ep="cpu", runs=5, seconds=300)
+    assert measured.failed is None
+    broken = dataclasses.replace(found, buffers={"present.0.key": "input_ids"})
+    (failed,) = run([broken], whole, tmp_path, ep="cpu", runs=5, seconds=300)
+    assert failed.failed is not None
+
+
+def test_a_cache_that_is_not_shared_is_an_error(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = small_models.written(small_models.ATTENTION, tmp_path / "model.onnx")
+    assert main(["bench", str(path), "--cache", "shared"]) == 2
+    assert capsys.readouterr().err.startswith("Error: --cache shared was not applied: ")
+
+
+def test_without_onnxruntime_nothing_is_measured(
+    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = small_models.written(small_models.ATTENTION, tmp_path / "model.onnx")
+    monkeypatch.setattr(bench_run, "available", lambda: False)
+    assert main(["bench", str(path)]) == 2
+    assert capsys.readouterr().err == "Error: measuring needs onnxruntime; run pip install 'onnx-attnfuse[cpu]'\n"
+
+
+def test_optimize_says_in_a_line_what_it_gained(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = small_models.written(WIDE, tmp_path / "model.onnx")
+    assert main(["optimize", str(path), "--bench", "-q", "--ep", "cpu"]) == 0
+    assert re.fullmatch(
+        r"\d+\.\d\d times as fast \(.+ to .+\), .+ ms instead of .+; b=1, s=128, t=128\n", capsys.readouterr().out
+    )
+    assert main(["optimize", str(path), "--bench", "--dry-run"]) == 2
+    assert "--bench is for one model that is written to a file" in capsys.readouterr().err
