@@ -146,7 +146,7 @@ class Options(Choices):
         values = {
             field.name: getattr(self, field.name) for field in dataclasses.fields(self) if field.metadata.get("command", True)
         }
-        return {name: _plain(value) for name, value in values.items() if value != getattr(Options, name, {})}
+        return {name: _plain(value) for name, value in values.items() if value not in (getattr(Options, name, {}), Policy())}
 
     @property
     def assumed(self) -> Assumed:
