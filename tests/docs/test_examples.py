@@ -57,7 +57,7 @@ def test_the_notebook_runs_cell_by_cell(tmp_path: pathlib.Path, monkeypatch: pyt
             last = ast.Expression(tree.body.pop().value) if isinstance(tree.body[-1], ast.Expr) else None
             exec(compile(tree, "cell", "exec"), names)
             shown += [eval(compile(last, "cell", "eval"), names)] if last else []
-    result, difference = shown
+    result, difference = (value for value in shown if value is not None)
     assert result.report.fused == result.report.candidates == 1
     assert "<table>" in result._repr_html_()
     assert difference.startswith("largest difference ")
