@@ -7,13 +7,18 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
+
 import onnx_ir as ir
 
+from onnx_attnfuse.graph.build import Builder, builder_for
 from onnx_attnfuse.graph.constants import attribute
 from onnx_attnfuse.graph.ops import CONTRIB, is_contrib
+from onnx_attnfuse.graph.scopes import all_names, scopes
 from onnx_attnfuse.kernels.operators import group_query_attention, rotary_embedding
 
-_INFO = group_query_attention.INFO
+_INFO, _ROTATION = group_query_attention.INFO, rotary_embedding.INFO.name
 _ROTARY = ("cos_cache", "sin_cache", "position_ids")
 _NORMS = ("q_norm_weight", "k_norm_weight")
 _HEADS = ("num_heads", "kv_num_heads")
@@ -35,87 +40,67 @@ def _normalizes(node: ir.Node) -> bool:
 def in_front(model: ir.Model, *, rotations: bool = True) -> ir.Model:
     """A copy of the model whose GroupQueryAttention nodes do not normalize themselves, nor rotate where `rotations` are moved."""
     copy = model.clone()
-    for node in list(copy.graph.all_nodes()):
-        if not is_contrib(node, _INFO.name):
-            continue
+    for build, node in grouped(copy):
         if _normalizes(node):
-            _normalize(node)
+            _normalize(build, node)
         if rotations and attribute(node, "do_rotary", 0):
-            _rotate(node)
+            _rotate(build, node)
     return copy
 
 
-def _normalize(node: ir.Node) -> None:
-    unpack(node)
-    assert node.graph is not None
-    epsilon = attribute(node, "qk_norm_epsilon", 1e-6)
+def grouped(model: ir.Model) -> Iterator[tuple[Builder, ir.Node]]:
+    """Every GroupQueryAttention, with a builder of nodes before it."""
+    names = all_names(model)
+    for scope in scopes(model):
+        build = builder_for(scope, names)
+        for node in [item for item in scope.graph if is_contrib(item, _INFO.name)]:
+            build.at(node)
+            yield build, node
+
+
+def _normalize(build: Builder, node: ir.Node) -> None:
+    unpack(build, node)
+    attributes = {"axis": -1, "epsilon": attribute(node, "qk_norm_epsilon", 1e-6), "stash_type": 1}
     for place, name in enumerate(_NORMS):
-        hint, heads = f"{node.name}/normalized/{place}", attribute(node, _HEADS[place], 0)
-        shapes = [_numbers([0, 0, heads, -1], f"{hint}/apart"), _numbers([0, 0, -1], f"{hint}/joined")]
-        apart = ir.node("Reshape", [node.inputs[place], shapes[0].outputs[0]])
-        normal = ir.node(_NORM, [apart.outputs[0], _INFO.input(node, name)], {"axis": -1, "epsilon": epsilon, "stash_type": 1})
-        joined = ir.node("Reshape", [normal.outputs[0], shapes[1].outputs[0]])
-        for step, made in enumerate((apart, normal, joined)):
-            made.outputs[0].name = f"{hint}/{step}"
-        whole = node.inputs[place]
-        joined.outputs[0].shape, joined.outputs[0].type = (None, None) if whole is None else (whole.shape, whole.type)
-        node.graph.insert_before(node, (*shapes, apart, normal, joined))
-        node.replace_input_with(place, joined.outputs[0])
+        whole, heads = node.inputs[place], attribute(node, _HEADS[place], 0)
+        dims, dtype = (None, None) if whole is None else (build.facts.dims(whole), build.facts.dtype(whole))
+        apart = build.node("Reshape", [whole, build.constant([0, 0, heads, -1])], dtype=dtype)
+        normal = build.node(_NORM, [apart, _INFO.input(node, name)], attributes, dtype=dtype)
+        joined = build.node("Reshape", [normal, build.constant([0, 0, -1])], dims=dims, dtype=dtype)
+        node.replace_input_with(place, joined)
         node.replace_input_with(_INFO.place(name), None)
     node.attributes.pop("qk_norm_epsilon", None)
 
 
-def _rotate(node: ir.Node) -> None:
+def _rotate(build: Builder, node: ir.Node) -> None:
     cos, sin, positions = (_INFO.input(node, name) for name in _ROTARY)
-    if positions is None or cos is None or node.graph is None:
+    if positions is None or cos is None:
         return
-    unpack(node)
+    unpack(build, node)
     for place, name in enumerate(_HEADS):
         heads: int = attribute(node, name, 0)
         attributes: dict[str, int] = {"num_heads": heads, "interleaved": attribute(node, "rotary_interleaved", 0)}
         value = node.inputs[place]
-        width, channels = _last(cos), None if value is None else _last(value)
+        width, channels = _last(build, cos), _last(build, value)
         if width is not None and channels is not None and 2 * width * heads != channels:
             attributes["rotary_embedding_dim"] = 2 * width
-        new = ir.node(rotary_embedding.INFO.name, [value, positions, cos, sin], attributes, domain=CONTRIB)
-        new.outputs[0].name = f"{node.name}/rotated/{place}"
-        node.graph.insert_before(node, new)
-        node.replace_input_with(place, new.outputs[0])
+        node.replace_input_with(place, build.node(_ROTATION, [value, positions, cos, sin], attributes, domain=CONTRIB))
     for name in _ROTARY:
         node.replace_input_with(_INFO.place(name), None)
     del node.attributes["do_rotary"]
 
 
-def unpack(node: ir.Node) -> None:
+def unpack(build: Builder, node: ir.Node) -> None:
     """Slices queries, keys and values from the one tensor that they are passed as, if they are."""
-    packed, graph = node.inputs[0], node.graph
-    total = None if packed is None else _last(packed)
-    if node.inputs[1] is not None or packed is None or total is None or graph is None:
+    packed, total = node.inputs[0], _last(build, node.inputs[0])
+    if node.inputs[1] is not None or packed is None or total is None:
         return
     counts: list[int] = [attribute(node, name, 0) for name in ("num_heads", "kv_num_heads", "kv_num_heads")]
-    start, size = 0, total // sum(counts)
-    for place, count in enumerate(counts):
-        ends = [start, start + count * size, 2]
-        bounds = [
-            _numbers([end], f"{node.name}/unpacked/{place}/{name}")
-            for end, name in zip(ends, ("from", "to", "axis"), strict=True)
-        ]
-        part = ir.node("Slice", [packed, *(constant.outputs[0] for constant in bounds)])
-        part.outputs[0].name = f"{node.name}/unpacked/{place}"
-        part.outputs[0].type = packed.type
-        part.outputs[0].shape = ir.Shape([None, None, count * size])
-        graph.insert_before(node, (*bounds, part))
-        node.replace_input_with(place, part.outputs[0])
-        start += count * size
+    ends = list(itertools.accumulate(total // sum(counts) * count for count in counts))
+    for place, (start, end) in enumerate(zip([0, *ends], ends, strict=False)):
+        node.replace_input_with(place, build.slice(packed, 2, start, end))
 
 
-def _numbers(numbers: list[int], name: str) -> ir.Node:
-    """A constant vector."""
-    node = ir.node("Constant", [], {"value": ir.tensor(numbers, ir.DataType.INT64)})
-    node.outputs[0].name = name
-    return node
-
-
-def _last(value: ir.Value) -> int | None:
-    size = None if value.shape is None or not value.shape else value.shape[-1]
-    return size if isinstance(size, int) else None
+def _last(build: Builder, value: ir.Value | None) -> int | None:
+    dims = None if value is None else build.facts.dims(value)
+    return dims[-1] if dims and isinstance(dims[-1], int) else None

@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
+import onnx
 import onnx_ir as ir
 
 from onnx_attnfuse.graph import sizes
@@ -71,6 +72,24 @@ class _NewFailed(Exception):
         self.old = old
 
 
+@dataclasses.dataclass
+class _Part:
+    """Results of a piece as a model of their own, loaded when they are first computed."""
+
+    model: Submodel
+    start: Callable[[onnx.ModelProto], PieceSession | Reference]
+
+    @functools.cached_property
+    def session(self) -> PieceSession | Reference:
+        return self.start(self.model.proto)
+
+    def run(self, inputs: Mapping[str, Array], *, apart: bool) -> list[Array]:
+        """The results; in another process if `apart`."""
+        if isinstance(self.session, PieceSession):
+            self.session.apart = apart
+        return self.session.run(self.model.results, {slot.name: inputs[slot.name] for slot in self.model.slots})
+
+
 class _Sides:
     """Runs the old and the new results, in one session where that is possible."""
 
@@ -85,25 +104,20 @@ class _Sides:
         widened: bool,
         rounded: bool,
     ) -> None:
-        self._pairs = pairs
-        self._operators = operators
-        self._rounded = rounded
+        self._pairs, self._rounded, self._piece = pairs, rounded, subgraph
+        self._load = functools.partial(load, operators=operators)
+        self._reference = functools.partial(Reference, operators=operators)
         self._make = functools.partial(Submodel, opsets=opsets, functions=functions, widened=widened)
-        self._piece = subgraph
         self._has_reference = any(_has_more_forms(node) for node in subgraph.nodes)
         self.model = self._make(subgraph)
         self.by_reference = False
         self.without_kernel = without_kernel(self.model.proto)
         self.apart = False
         """Whether to run in another process."""
-        self._both: PieceSession | Reference | None = None
-        self._refusal = ""
-        if rounded:
-            return
-        try:
-            self._both = load(self.model.proto, self._operators)
-        except RuntimeRefusal as refusal:
-            self._refusal = str(refusal)
+        self._both: _Part | None = None
+        with contextlib.suppress(RuntimeRefusal):
+            both = _Part(self.model, self._load)
+            self._both = both if not rounded and both.session else None
 
     @property
     def old(self) -> list[str]:
@@ -124,15 +138,12 @@ class _Sides:
             _NotGiven: Nothing is claimed of these inputs.
         """
         if self._both is not None:
-            try:
-                results = self._run(self.model, self._both, inputs)
-            except RuntimeRefusal as refusal:
-                self._refusal = str(refusal)
-            else:
+            with contextlib.suppress(RuntimeRefusal):
+                results = self._both.run(inputs, apart=self.apart)
                 return results[: self._pairs], self._claimed(results[self._pairs :])
         old = self._old_alone(inputs)
         try:
-            return old, self._claimed(self._alone(self._new_model, self._new_session, inputs))
+            return old, self._claimed(self._new.run(inputs, apart=self.apart))
         except RuntimeRefusal as refusal:
             if not self._is_given(inputs):
                 raise _NotGiven from refusal
@@ -148,39 +159,31 @@ class _Sides:
         """Whether something is claimed of these inputs; asked where the new nodes do not run."""
         if len(self._piece.results) == 2 * self._pairs:
             return True
-        return all(bool(given) for given in self._alone(self._given_model, self._given_session, inputs))
+        return all(bool(given) for given in self._given.run(inputs, apart=self.apart))
 
     def _old_alone(self, inputs: Mapping[str, Array]) -> list[Array]:
         if self._rounded:
-            return self._alone(self._old_model, self._reference, inputs)
+            return self._old_by_reference.run(inputs, apart=False)
         try:
-            return self._alone(self._old_model, self._old_session, inputs)
+            return self._old.run(inputs, apart=self.apart)
         except RuntimeRefusal as refusal:
             if not self._has_reference:
                 raise
             try:
-                old = self._alone(self._old_model, self._reference, inputs)
+                old = self._old_by_reference.run(inputs, apart=False)
             except RuntimeRefusal:
                 raise refusal from None
         self.by_reference = True
         return old
 
-    def _alone(self, model: Submodel, session: PieceSession | Reference, inputs: Mapping[str, Array]) -> list[Array]:
-        return self._run(model, session, {slot.name: inputs[slot.name] for slot in model.slots})
-
-    def _run(self, model: Submodel, session: PieceSession | Reference, inputs: Mapping[str, Array]) -> list[Array]:
-        if isinstance(session, PieceSession):
-            session.apart = self.apart
-        return session.run(model.results, inputs)
-
     def unfit(self, found: Verdict, choice: CaseChoice, facts: Facts) -> str | None:
         """Why a finding is void: the original has other shapes than are known, or does not run; such inputs cannot occur."""
         assert found.evidence is not None
-        nodes = dict.fromkeys((*self._old_piece.nodes, *self._piece.apart()))
+        nodes = dict.fromkeys((*self._piece.only(*self._piece.results[: self._pairs]).nodes, *self._piece.apart()))
         values = [value for node in nodes for value in node.outputs if value.name and facts.dims(value) is not None]
-        model = self._make(self._piece.only(*values), shapes=True)
+        part = _Part(self._make(self._piece.only(*values), shapes=True), self._load)
         try:
-            arrays = self._alone(model, load(model.proto, self._operators), found.evidence.inputs)
+            arrays = part.run(found.evidence.inputs, apart=self.apart)
         except RuntimeRefusal as refusal:
             return str(refusal)
         for value, array in zip(values, arrays, strict=True):
@@ -190,39 +193,24 @@ class _Sides:
         return None
 
     @functools.cached_property
-    def _old_piece(self) -> Subgraph:
-        return self._piece.only(*self._piece.results[: self._pairs])
+    def _old(self) -> _Part:
+        return _Part(self._make(self._piece.only(*self._piece.results[: self._pairs])), self._load)
 
     @functools.cached_property
-    def _old_model(self) -> Submodel:
-        return self._make(self._old_piece)
+    def _old_by_reference(self) -> _Part:
+        return _Part(self._old.model, self._reference)
 
     @functools.cached_property
-    def _new_model(self) -> Submodel:
-        return self._make(self._piece.only(*self._piece.results[self._pairs :]))
-
-    @functools.cached_property
-    def _given_model(self) -> Submodel:
-        return self._make(self._piece.only(*self._piece.results[2 * self._pairs :]))
-
-    @functools.cached_property
-    def _given_session(self) -> PieceSession | Reference:
-        return load(self._given_model.proto, self._operators)
-
-    @functools.cached_property
-    def _old_session(self) -> PieceSession | Reference:
-        return load(self._old_model.proto, self._operators)
-
-    @functools.cached_property
-    def _new_session(self) -> PieceSession | Reference:
+    def _new(self) -> _Part:
+        part = _Part(self._make(self._piece.only(*self._piece.results[self._pairs :])), self._load)
         if self._rounded:
             with contextlib.suppress(RuntimeRefusal):  # operators around attention have no reference
-                return Reference(self._new_model.proto, self._operators)
-        return load(self._new_model.proto, self._operators)
+                part.session = self._reference(part.model.proto)
+        return part
 
     @functools.cached_property
-    def _reference(self) -> Reference:
-        return Reference(self._old_model.proto, self._operators)
+    def _given(self) -> _Part:
+        return _Part(self._make(self._piece.only(*self._piece.results[2 * self._pairs :])), self._load)
 
 
 def _has_more_forms(node: ir.Node) -> bool:

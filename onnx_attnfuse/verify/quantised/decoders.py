@@ -7,16 +7,16 @@ import math
 import pathlib
 
 import numpy as np
-import numpy.typing as npt
 import onnx_ir as ir
 
 from onnx_attnfuse.errors import ModelError
+from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.constants import attribute
 from onnx_attnfuse.kernels.cache_formats import CacheFormat, format_of
 from onnx_attnfuse.kernels.operators import group_query_attention
 from onnx_attnfuse.kernels.operators.group_query_attention import INFO
 from onnx_attnfuse.verify.decoder_feeds import SPARE, Decoder, DecoderRun, Loop
-from onnx_attnfuse.verify.gqa_prologue import in_front, unpack
+from onnx_attnfuse.verify.gqa_prologue import grouped, in_front, unpack
 from onnx_attnfuse.verify.inputs import Array
 from onnx_attnfuse.verify.references.quantised_cache import restored
 from onnx_attnfuse.verify.runtime import RuntimeRefusal
@@ -108,12 +108,14 @@ _CACHE = ("k_quant_type", "v_quant_type", "kv_cache_bit_width")
 def rounded_in_front(model: ir.Model) -> ir.Model | None:
     """A copy of a model in float32 whose attentions are given rounded keys and values; None where they rotate them afterwards."""
     copy = in_front(model)
-    for node in [item for item in copy.graph if item.op_type == INFO.name and INFO.input(item, "k_scale") is not None]:
+    for build, node in grouped(copy):
+        if INFO.input(node, "k_scale") is None:
+            continue
         if attribute(node, "do_rotary", 0):
             return None
-        unpack(node)
+        unpack(build, node)
         for name, scale, past in (("key", "k_scale", "past_key"), ("value", "v_scale", "past_value")):
-            _round(copy.graph, node, name, scale)
+            _round(build, node, name, scale)
             for value in (INFO.input(node, past), node.outputs[1 if name == "key" else 2]):
                 assert value is not None
                 value.type = ir.TensorType(_FLOAT)
@@ -123,7 +125,7 @@ def rounded_in_front(model: ir.Model) -> ir.Model | None:
     return copy
 
 
-def _round(graph: ir.Graph, node: ir.Node, name: str, scale: str) -> None:
+def _round(build: Builder, node: ir.Node, name: str, scale: str) -> None:
     """Puts a rounding between an operand and the operator, in operators of every opset: before 19 no Cast knows float8.
 
     The step of a number is 2^(e - 3), where e is the exponent of its leading bit, at least that of the smallest normal number.
@@ -132,27 +134,14 @@ def _round(graph: ir.Graph, node: ir.Node, name: str, scale: str) -> None:
     assert operand is not None
     assert scales is not None
     assert scales.const_value is not None
-    numbers = np.asarray(scales.const_value.numpy(), np.float32).reshape(-1)
+    numbers = build.constant(np.asarray(scales.const_value.numpy(), np.float32).reshape(-1))
 
-    def made(kind: str, *given: ir.Value | npt.NDArray[np.float32] | float) -> ir.Value:
-        place = f"{node.name}/{name}/{kind}/{len(graph)}"
-        weights = enumerate(given)
-        inputs = [item if isinstance(item, ir.Value) else _weight(graph, item, f"{place}/{at}") for at, item in weights]
-        found = ir.node(kind, inputs)
-        found.outputs[0].name = place
-        graph.insert_before(node, found)
-        return found.outputs[0]
+    def made(kind: str, *given: ir.Value | float) -> ir.Value:
+        inputs = [item if isinstance(item, ir.Value) else build.scalar(item, _FLOAT) for item in given]
+        return build.elementwise(kind, inputs, _FLOAT)
 
     scaled = made("Min", made("Max", made("Div", operand, numbers), -_LARGEST), _LARGEST)
     exponent = made("Floor", made("Div", made("Log", made("Max", made("Abs", scaled), 2.0**_SMALLEST)), math.log(2)))
     step = made("Pow", 2.0, made("Sub", exponent, _BITS))
     value = made("Mul", made("Mul", made("Round", made("Div", scaled, step)), step), numbers)
-    value.shape, value.type = operand.shape, ir.TensorType(_FLOAT)
     node.replace_input_with(INFO.place(name), value)
-
-
-def _weight(graph: ir.Graph, array: npt.NDArray[np.float32] | float, name: str) -> ir.Value:
-    tensor = ir.tensor(np.asarray(array, np.float32), name=name)
-    value = ir.Value(name=name, const_value=tensor, shape=ir.Shape(tensor.numpy().shape), type=ir.TensorType(_FLOAT))
-    graph.register_initializer(value)
-    return value
