@@ -52,12 +52,11 @@ if TYPE_CHECKING:
     from onnx_attnfuse.report.files import write_report
     from onnx_attnfuse.report.model import CaptureReport, Layouts, Report, SiteReport
     from onnx_attnfuse.serving.decoder import ServedDecoder
-    from onnx_attnfuse.transforms.decompose.report import UnfusedSite, UnfuseReport
+    from onnx_attnfuse.transforms.decompose.decompose import UnfusedSite, UnfuseReport
+    from onnx_attnfuse.transforms.half_precision.convert import ConversionReport
     from onnx_attnfuse.transforms.half_precision.options import Conversion
-    from onnx_attnfuse.transforms.half_precision.report import ConversionReport
-    from onnx_attnfuse.verify.model_result import Divergence, OutputFinding, Verification
     from onnx_attnfuse.verify.options import Trials
-    from onnx_attnfuse.verify.verdict import Verified
+    from onnx_attnfuse.verify.verdict import Divergence, OutputFinding, Verification, Verified
 
 __all__ = [
     "AttentionFusionPass",
@@ -114,22 +113,22 @@ _HOMES = {
     "AttentionFusionPass": "api",
     "CaptureReport": "report.model",
     "Conversion": "transforms.half_precision.options",
-    "ConversionReport": "transforms.half_precision.report",
+    "ConversionReport": "transforms.half_precision.convert",
     "Converted": "api",
-    "Divergence": "verify.model_result",
+    "Divergence": "verify.verdict",
     "Facts": "graph.facts",
     "Layouts": "report.model",
-    "OutputFinding": "verify.model_result",
+    "OutputFinding": "verify.verdict",
     "Report": "report.model",
     "Result": "api",
     "Session": "kernels.ort_settings",
     "ServedDecoder": "serving.decoder",
     "SiteReport": "report.model",
     "Trials": "verify.options",
-    "UnfuseReport": "transforms.decompose.report",
+    "UnfuseReport": "transforms.decompose.decompose",
     "Unfused": "api",
-    "UnfusedSite": "transforms.decompose.report",
-    "Verification": "verify.model_result",
+    "UnfusedSite": "transforms.decompose.decompose",
+    "Verification": "verify.verdict",
     "Verified": "verify.verdict",
     "convert": "api",
     "explain": "api",

@@ -18,14 +18,13 @@ from onnx_attnfuse.graph import io
 from onnx_attnfuse.kernels.ort_settings import Session
 from onnx_attnfuse.language.registry.registry import BUILT_IN
 from onnx_attnfuse.options import Options
-from onnx_attnfuse.report.grouping import last_line
+from onnx_attnfuse.report.grouping import last_line, table
 from onnx_attnfuse.report.model import Report
-from onnx_attnfuse.report.notebook import table
-from onnx_attnfuse.transforms.decompose.report import UnfuseReport
+from onnx_attnfuse.transforms.decompose.decompose import UnfuseReport
+from onnx_attnfuse.transforms.half_precision.convert import ConversionReport
 from onnx_attnfuse.transforms.half_precision.options import Conversion
-from onnx_attnfuse.transforms.half_precision.report import ConversionReport
-from onnx_attnfuse.verify.model_result import Verification
 from onnx_attnfuse.verify.options import Trials
+from onnx_attnfuse.verify.verdict import Verification
 from onnx_attnfuse.verify.verifier import Verifier
 
 _Reported = TypeVar("_Reported")

@@ -73,7 +73,7 @@ def least(whole: Whole, case: Case, written: Mapping[str, Written]) -> str:
     """The least time that the GPU takes, by the variant that does least; nothing where its limits are not known."""
     from onnx_attnfuse.bench.roofline import limit, work
     from onnx_attnfuse.graph import io
-    from onnx_attnfuse.kernels.limits import limits_of
+    from onnx_attnfuse.kernels.gpus import limits_of
 
     device = next(filter(None, (limits_of(part.strip()) for part in machine().split(","))), None)
     if device is None:

@@ -16,8 +16,7 @@ from typing import Any
 from benchmarks.on_providers import tensors
 from benchmarks.on_providers.children import Child
 from onnx_attnfuse.bench.conformance.installed import Installed
-from onnx_attnfuse.bench.conformance.run import run
-from onnx_attnfuse.bench.conformance.summary import failures, lines
+from onnx_attnfuse.bench.conformance.run import failures, lines, run
 from onnx_attnfuse.bench.process import ChildError
 from onnx_attnfuse.kernels.conformance import to_json
 from onnx_attnfuse.verify.subprocess_runner import ProcessDied

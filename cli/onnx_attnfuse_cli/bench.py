@@ -12,14 +12,12 @@ import click
 from click.core import ParameterSource
 
 from onnx_attnfuse.kernels import providers
-from onnx_attnfuse_cli.exits import Exit
 from onnx_attnfuse_cli.manual import Example, Manual
 from onnx_attnfuse_cli.options import derived_options
 from onnx_attnfuse_cli.policy import policy_options
-from onnx_attnfuse_cli.progress import progress_bar
-from onnx_attnfuse_cli.show import print_table, start_logging
+from onnx_attnfuse_cli.show import print_table, progress_bar, start_logging
 from onnx_attnfuse_cli.suggestions import Choice
-from onnx_attnfuse_cli.terminal import echo
+from onnx_attnfuse_cli.terminal import Exit, echo
 
 if TYPE_CHECKING:
     from onnx_attnfuse.bench.compare import Figures

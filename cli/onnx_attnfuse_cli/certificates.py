@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from onnx_attnfuse_cli.exits import Exit
 from onnx_attnfuse_cli.files import check_place, same
 from onnx_attnfuse_cli.manual import Example, Manual
 from onnx_attnfuse_cli.suggestions import Choice
-from onnx_attnfuse_cli.terminal import echo
+from onnx_attnfuse_cli.terminal import Exit, echo
 
 if TYPE_CHECKING:
     from onnx_attnfuse.api import Result

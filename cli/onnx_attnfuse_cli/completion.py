@@ -5,9 +5,9 @@ from __future__ import annotations
 import click
 from click.shell_completion import get_completion_class
 
-from onnx_attnfuse_cli.exits import Exit
 from onnx_attnfuse_cli.manual import Example, Manual
 from onnx_attnfuse_cli.suggestions import Choice
+from onnx_attnfuse_cli.terminal import Exit
 
 _VARIABLE = "_ATTNFUSE_COMPLETE"
 

@@ -8,12 +8,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from onnx_attnfuse_cli.exits import MEANINGS, Exit
 from onnx_attnfuse_cli.files import check_place
 from onnx_attnfuse_cli.manual import Example, Manual
-from onnx_attnfuse_cli.progress import progress_bar
-from onnx_attnfuse_cli.show import print_table
-from onnx_attnfuse_cli.terminal import echo
+from onnx_attnfuse_cli.show import print_table, progress_bar
+from onnx_attnfuse_cli.terminal import MEANINGS, Exit, echo
 
 if TYPE_CHECKING:
     from onnx_attnfuse.kernels.conformance import Conformance
@@ -92,8 +90,7 @@ def command(
     crash it.
     """
     from onnx_attnfuse.bench.conformance.installed import find
-    from onnx_attnfuse.bench.conformance.run import run
-    from onnx_attnfuse.bench.conformance.summary import failures
+    from onnx_attnfuse.bench.conformance.run import failures, run
     from onnx_attnfuse.kernels.conformance import to_json
     from onnx_attnfuse.report.conformance_page import page
     from onnx_attnfuse.report.files import write_text
@@ -124,7 +121,7 @@ def _show(table: Conformance) -> None:
     """Print a line for each operator and element type."""
     from rich.table import Table
 
-    from onnx_attnfuse.bench.conformance.summary import lines
+    from onnx_attnfuse.bench.conformance.run import lines
 
     shown = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for title in (

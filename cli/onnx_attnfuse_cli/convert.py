@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from onnx_attnfuse.transforms.half_precision.options import Conversion
-from onnx_attnfuse_cli.exits import Exit
 from onnx_attnfuse_cli.files import output_for, output_option, wrote
 from onnx_attnfuse_cli.manual import Example, Manual
 from onnx_attnfuse_cli.options import derived_options
-from onnx_attnfuse_cli.terminal import echo
+from onnx_attnfuse_cli.terminal import Exit, echo
 
 if TYPE_CHECKING:
-    from onnx_attnfuse.transforms.half_precision.report import ConversionReport
+    from onnx_attnfuse.transforms.half_precision.convert import ConversionReport
 
 
 _EXAMPLES = [

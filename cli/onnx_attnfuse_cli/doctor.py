@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from onnx_attnfuse_cli.exits import Exit
 from onnx_attnfuse_cli.manual import Example, Manual
-from onnx_attnfuse_cli.terminal import echo
+from onnx_attnfuse_cli.terminal import Exit, echo
 
 if TYPE_CHECKING:
     from onnx_attnfuse.bench.doctor import Diagnosis

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from onnx_attnfuse_cli.exits import Exit
 from onnx_attnfuse_cli.suggestions import reported
-from onnx_attnfuse_cli.terminal import echo
+from onnx_attnfuse_cli.terminal import Exit, echo
 
 if TYPE_CHECKING:
     from onnx_attnfuse.containment import Failure

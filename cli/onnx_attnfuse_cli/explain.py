@@ -10,14 +10,12 @@ from typing import Any
 import click
 
 from onnx_attnfuse_cli.endings import failed
-from onnx_attnfuse_cli.exits import MEANINGS, Exit
 from onnx_attnfuse_cli.files import Files
-from onnx_attnfuse_cli.formats import Format, show_findings
 from onnx_attnfuse_cli.manual import Example, Manual
 from onnx_attnfuse_cli.options import SECTIONS, derived_options, taken
 from onnx_attnfuse_cli.policy import policy_options
-from onnx_attnfuse_cli.progress import progress_bar
-from onnx_attnfuse_cli.show import show, start_logging
+from onnx_attnfuse_cli.show import Format, progress_bar, show, show_findings, start_logging
+from onnx_attnfuse_cli.terminal import MEANINGS, Exit
 
 FIELDS = (
     "ep arch onnxruntime padding cache dequantise_attention dim same target assume cuda_graph conformance always keep_outputs "

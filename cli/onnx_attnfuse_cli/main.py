@@ -19,9 +19,9 @@ import click
 from onnx_attnfuse_cli.config import defaults
 from onnx_attnfuse_cli.deferred import defer_imports
 from onnx_attnfuse_cli.endings import ended_by, refused
-from onnx_attnfuse_cli.exits import Exit
 from onnx_attnfuse_cli.manual import Example, write_examples
 from onnx_attnfuse_cli.suggestions import Group, reported
+from onnx_attnfuse_cli.terminal import Exit
 
 _COMMANDS = {
     "optimize": "onnx_attnfuse_cli.optimize",
@@ -132,7 +132,7 @@ def main(args: Sequence[str] | None = None) -> int:
         args: The arguments; those of the process if None.
 
     Returns:
-        The exit status, see `onnx_attnfuse_cli.exits`.
+        The exit status, see `onnx_attnfuse_cli.terminal`.
     """
     is_process = args is None
     if args is None:

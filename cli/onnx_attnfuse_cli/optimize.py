@@ -12,16 +12,12 @@ import click
 from onnx_attnfuse.options import Options
 from onnx_attnfuse_cli import certificates, folders, genai
 from onnx_attnfuse_cli.endings import ended_by, failed
-from onnx_attnfuse_cli.exits import MEANINGS, Exit
-from onnx_attnfuse_cli.files import SUFFIX, Files, are_several, check_there, located, several
-from onnx_attnfuse_cli.formats import Format, show_findings
+from onnx_attnfuse_cli.files import STREAM, SUFFIX, Files, are_several, check_there, located, piped, several
 from onnx_attnfuse_cli.manual import Example, Manual
 from onnx_attnfuse_cli.options import SECTIONS, derived_options, taken
-from onnx_attnfuse_cli.pipes import STREAM, piped
 from onnx_attnfuse_cli.policy import policy_options, warn_of_variables
-from onnx_attnfuse_cli.progress import progress_bar
-from onnx_attnfuse_cli.show import show, show_summary, show_verdict, start_logging
-from onnx_attnfuse_cli.terminal import echo
+from onnx_attnfuse_cli.show import Format, progress_bar, show, show_findings, show_summary, show_verdict, start_logging
+from onnx_attnfuse_cli.terminal import MEANINGS, Exit, echo
 
 if TYPE_CHECKING:
     from onnx_attnfuse.report.model import Report

@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
+import ast
+import builtins
+import importlib.metadata
 import importlib.resources
 import importlib.util
 import json
+import keyword
 import pathlib
+import re
 import sys
+import unicodedata
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from onnx_attnfuse_cli.endings import failed
-from onnx_attnfuse_cli.exits import Exit
 from onnx_attnfuse_cli.manual import Example, Manual
 from onnx_attnfuse_cli.options import derived_options
 from onnx_attnfuse_cli.suggestions import Group
-from onnx_attnfuse_cli.terminal import echo
+from onnx_attnfuse_cli.terminal import Exit, echo
 
 if TYPE_CHECKING:
     from onnx_attnfuse.language.registry.registry import Entry
     from onnx_attnfuse.testing.checking import Checked
+
 
 _SELECTING = ("patterns", "skip_patterns", "only_patterns")
 
@@ -94,7 +100,6 @@ def new_pattern(*, name: str, output: pathlib.Path) -> int:
     suffix.
     """
     from onnx_attnfuse.report.files import write_text
-    from onnx_attnfuse_cli.naming import python_name
 
     texts = importlib.resources.files("onnx_attnfuse_cli") / "skeleton"
     pattern, test = ((texts / file).read_text(encoding="utf-8") for file in ("pattern.txt", "test.txt"))
@@ -238,3 +243,43 @@ def _described(entry: Entry) -> str:
     module = sys.modules.get(grain.home.rpartition(".")[0])
     docs = [module.__doc__ if module is not None else None, getattr(grain, "doc", None)]
     return "\n\n".join(["\n".join(lines), *(doc.strip() for doc in docs if doc)])
+
+
+def python_name(asked: str, *texts: str) -> str:
+    """The name of a module and of the function in it, as near to what was asked for as Python allows.
+
+    Args:
+        asked: The name that a user typed.
+        texts: Python code in which the name replaces `NAME`; names that it uses are taken.
+
+    Returns:
+        An identifier that is no keyword, no builtin, no module of Python or of an installed package, and not used in `texts`.
+
+    Raises:
+        click.UsageError: There is no letter or digit in it, or it names a folder too.
+    """
+    if "/" in asked or "\\" in asked:
+        raise click.UsageError(f"{asked!r} is a path; give the name alone, and the folder with -o")
+    plain = unicodedata.normalize("NFKC", asked.removesuffix(".py")).lower()
+    name = re.sub(r"\W+", "_", plain).strip("_")
+    if not name.isidentifier():
+        name = f"attention_{name}"
+    if not re.search(r"[^\W_]", plain) or not name.isidentifier():
+        raise click.UsageError(f"{asked!r} is no name for a function; use letters, digits and underscores")
+    return f"{name}_pattern" if name in _taken(*texts) else name
+
+
+def _taken(*texts: str) -> set[str]:
+    """Names that mean something already."""
+    found = {*keyword.kwlist, *keyword.softkwlist, *dir(builtins), *sys.stdlib_module_names}
+    found.update(importlib.metadata.packages_distributions())
+    for node in (node for text in texts for node in ast.walk(ast.parse(text))):
+        if isinstance(node, ast.Name):
+            found.add(node.id)
+        elif isinstance(node, ast.FunctionDef):
+            found.add(node.name)
+        elif isinstance(node, ast.arg):
+            found.add(node.arg)
+        elif isinstance(node, ast.alias):
+            found.add((node.asname or node.name).partition(".")[0])
+    return found

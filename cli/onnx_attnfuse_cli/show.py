@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import logging
 import os
-from collections.abc import Iterable
+import pathlib
+import sys
+from collections.abc import Generator, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
+import click
+
 from onnx_attnfuse.kernels.policy import SELECTION, switch
+from onnx_attnfuse.options import Progress
 from onnx_attnfuse_cli.terminal import echo
 
 if TYPE_CHECKING:
     from onnx_attnfuse.report.model import Report
     from onnx_attnfuse_cli.files import Files
+
 
 _WIDE = 200
 
@@ -70,3 +78,62 @@ def show_summary(reports: Iterable[Report | None]) -> None:
     done = [report for report in found if report is not None]
     fused, candidates = sum(report.fused for report in done), sum(report.candidates for report in done)
     echo(f"{len(done)} of {len(found)} models done: fused {fused} of {candidates} attention sites")
+
+
+def _nothing(step: str, done: int, total: int) -> None:
+    del step, done, total
+
+
+@contextlib.contextmanager
+def progress_bar(*, shown: bool) -> Generator[Progress]:
+    """A callback for `Options.progress` that draws the current step and the time since the beginning; it vanishes at the end.
+
+    Args:
+        shown: Whether to draw at all; nothing is drawn either where stderr is not a terminal.
+
+    Yields:
+        The callback.
+    """
+    if not shown or not sys.stderr.isatty():  # rich takes FORCE_COLOR for a terminal, and logs would hold every frame
+        yield _nothing
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import Progress as Bar
+
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[parts]}"), TimeElapsedColumn())
+    with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("starting", total=None, parts="")
+
+        def advance(step: str, done: int, total: int) -> None:
+            parts = f"{done}/{total}" if total > 1 else ""
+            bar.update(task, description=step, completed=done, parts=parts)
+            bar.tasks[0].total = total if total > 1 else None  # update() takes None for no change
+
+        yield advance
+
+
+Format = Literal["text", "github", "sarif"]
+_SUMMARY = "GITHUB_STEP_SUMMARY"
+
+
+def show_findings(reports: Mapping[pathlib.Path, Report | None], form: Format, *, is_required: bool) -> None:
+    """Print the findings of a run in a format; text has been printed before.
+
+    Args:
+        reports: The report of each model; None for a model that could not be optimized.
+        form: The format.
+        is_required: Whether an unfused attention is an error.
+    """
+    if form == "text":
+        return
+    from onnx_attnfuse.report import annotations
+
+    found = annotations.findings(reports, is_required=is_required)
+    if form == "sarif":
+        click.echo(json.dumps(annotations.sarif(found), indent=2))
+        return
+    echo(*annotations.github(found))
+    if path := os.environ.get(_SUMMARY):
+        with pathlib.Path(path).open("a", encoding="utf-8") as file:
+            file.write(annotations.summary(reports, found))

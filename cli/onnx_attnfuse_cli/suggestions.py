@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from onnx_attnfuse_cli.exits import Exit
+from onnx_attnfuse_cli.terminal import Exit
 
 
 class Group(click.Group):

@@ -11,16 +11,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from onnx_attnfuse_cli.endings import failed
-from onnx_attnfuse_cli.exits import Exit
 from onnx_attnfuse_cli.files import output_for, output_option, wrote
 from onnx_attnfuse_cli.manual import Example, Manual
 from onnx_attnfuse_cli.options import derived_options
-from onnx_attnfuse_cli.progress import progress_bar
-from onnx_attnfuse_cli.show import start_logging
-from onnx_attnfuse_cli.terminal import echo
+from onnx_attnfuse_cli.show import progress_bar, start_logging
+from onnx_attnfuse_cli.terminal import Exit, echo
 
 if TYPE_CHECKING:
-    from onnx_attnfuse.transforms.decompose.report import UnfusedSite, UnfuseReport
+    from onnx_attnfuse.transforms.decompose.decompose import UnfusedSite, UnfuseReport
 
 _SUFFIX = ".unfused.onnx"
 

@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from onnx_attnfuse.verify.options import Trials
-from onnx_attnfuse_cli.exits import Exit
 from onnx_attnfuse_cli.manual import Example, Manual
 from onnx_attnfuse_cli.options import derived_options
-from onnx_attnfuse_cli.terminal import echo
+from onnx_attnfuse_cli.terminal import Exit, echo
 
 if TYPE_CHECKING:
-    from onnx_attnfuse.verify.model_result import OutputFinding, Verification
+    from onnx_attnfuse.verify.verdict import OutputFinding, Verification
 
 
 _EXAMPLES = [

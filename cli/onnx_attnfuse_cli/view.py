@@ -12,15 +12,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from onnx_attnfuse_cli.endings import ended_by
-from onnx_attnfuse_cli.exits import MEANINGS, Exit
 from onnx_attnfuse_cli.explain import FIELDS
 from onnx_attnfuse_cli.files import Files, check_there, located, several
 from onnx_attnfuse_cli.manual import Example, Manual
 from onnx_attnfuse_cli.options import SECTIONS, derived_options
 from onnx_attnfuse_cli.policy import policy_options
-from onnx_attnfuse_cli.progress import progress_bar
-from onnx_attnfuse_cli.show import start_logging
-from onnx_attnfuse_cli.terminal import echo
+from onnx_attnfuse_cli.show import progress_bar, start_logging
+from onnx_attnfuse_cli.terminal import MEANINGS, Exit, echo
 
 if TYPE_CHECKING:
     from onnx_attnfuse.report.model import Report

@@ -16,10 +16,10 @@ from onnx_attnfuse.graph import io
 from onnx_attnfuse.graph.ops import is_attention
 from onnx_attnfuse.graph.scopes import scopes
 from onnx_attnfuse.kernels import gpus
-from onnx_attnfuse.kernels.describe_op import params_of_node
 from onnx_attnfuse.kernels.device import Device, Switches
 from onnx_attnfuse.kernels.forecast import forecast_existing
 from onnx_attnfuse.kernels.kernel_log import SWITCH, Confirmation, confirm, read_kernel_log
+from onnx_attnfuse.kernels.op_node import params_of_node
 from onnx_attnfuse.kernels.ort_settings import Session
 from onnx_attnfuse.kernels.providers import provider
 from onnx_attnfuse.reasons import Reason

@@ -17,7 +17,7 @@ from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.ops import is_attention, is_contrib, is_standard
 from onnx_attnfuse.graph.rules.reading import einsum_terms
 from onnx_attnfuse.kernels.conditions import AttentionParams
-from onnx_attnfuse.kernels.describe_op import params_of_node
+from onnx_attnfuse.kernels.op_node import params_of_node
 
 PAST = 3
 """The place of the earlier keys among the inputs of GroupQueryAttention."""

@@ -22,7 +22,7 @@ from onnx_attnfuse.graph import sizes
 from onnx_attnfuse.graph.constants import constant_tensor, is_standard, subgraphs
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.ops import ASKS_SHAPE, CASTS, GATHERS, REARRANGES, REPEATS, SLICES
-from onnx_attnfuse.kernels.limits import DeviceLimits
+from onnx_attnfuse.kernels.gpus import DeviceLimits
 
 _VIEWS = REARRANGES | REPEATS | CASTS
 _PARTS = GATHERS | SLICES

@@ -23,18 +23,18 @@ from onnx_attnfuse.fusion.shared_cache.interface import LENGTH
 from onnx_attnfuse.graph import io
 from onnx_attnfuse.graph.scopes import Scope, scopes
 from onnx_attnfuse.kernels import gpus
-from onnx_attnfuse.kernels.limits import DeviceLimits, limits_of
+from onnx_attnfuse.kernels.gpus import DeviceLimits, limits_of
 from onnx_attnfuse.kernels.providers import FALLBACK, provider
 from onnx_attnfuse.language.registry.discovery import load
 from onnx_attnfuse.options import Options
 from onnx_attnfuse.reasons import Reason, Refused
 from onnx_attnfuse.report.model import Report
 from onnx_attnfuse.verify.compare_models import verify_models
-from onnx_attnfuse.verify.model_result import Verification
 from onnx_attnfuse.verify.options import Trials
 from onnx_attnfuse.verify.runtime import available
 from onnx_attnfuse.verify.subgraph import extract
 from onnx_attnfuse.verify.submodel import Submodel
+from onnx_attnfuse.verify.verdict import Verification
 
 
 @dataclasses.dataclass(frozen=True)

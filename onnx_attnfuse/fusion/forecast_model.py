@@ -18,7 +18,7 @@ from onnx_attnfuse.graph import io, sizes
 from onnx_attnfuse.graph.scopes import scopes
 from onnx_attnfuse.graph.sizes import Dim
 from onnx_attnfuse.kernels.conditions import AttentionParams
-from onnx_attnfuse.kernels.describe_op import params_of_node
+from onnx_attnfuse.kernels.op_node import params_of_node
 from onnx_attnfuse.language.registry.discovery import load
 from onnx_attnfuse.options import Options
 from onnx_attnfuse.report.model import Report

@@ -10,8 +10,8 @@ from onnx_attnfuse.fusion.plan import PlanContext, why_wrong
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.ops import is_contrib, is_standard
 from onnx_attnfuse.kernels.conditions import AttentionParams
-from onnx_attnfuse.kernels.describe_op import params_of_node
 from onnx_attnfuse.kernels.execution_provider import ExecutionProvider, OpSupport
+from onnx_attnfuse.kernels.op_node import params_of_node
 from onnx_attnfuse.kernels.operators import OpInfo, info_of
 from onnx_attnfuse.kernels.support import support
 from onnx_attnfuse.reasons import Reason

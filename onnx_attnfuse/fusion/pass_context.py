@@ -48,8 +48,7 @@ from onnx_attnfuse.report.pictures.model import SitePicture
 from onnx_attnfuse.rewriting import GraphContext
 from onnx_attnfuse.targets import packed
 from onnx_attnfuse.targets.base import BuildContext
-from onnx_attnfuse.verify.quantised.record import QuantisedCache
-from onnx_attnfuse.verify.quantised.roundings import DequantisedAttention
+from onnx_attnfuse.verify.quantised.roundings import DequantisedAttention, QuantisedCache
 from onnx_attnfuse.verify.verifier import Verifier
 
 Undo: TypeAlias = Callable[[], object]

@@ -32,7 +32,7 @@ from onnx_attnfuse.graph.snapshot import Snapshot
 from onnx_attnfuse.graph.sweep import sweep_unused
 from onnx_attnfuse.graph.tensors import bodies
 from onnx_attnfuse.graph.uses import label
-from onnx_attnfuse.kernels.describe_op import params_of_node
+from onnx_attnfuse.kernels.op_node import params_of_node
 from onnx_attnfuse.kernels.ort_settings import switches_for
 from onnx_attnfuse.reasons import Refused
 from onnx_attnfuse.report.lines import log_site

@@ -23,8 +23,8 @@ from onnx_attnfuse.fusion.runtime_dispatch import Guards
 from onnx_attnfuse.graph.order import NodeOrder
 from onnx_attnfuse.graph.uses import label
 from onnx_attnfuse.kernels.conditions import AttentionParams
-from onnx_attnfuse.kernels.describe_op import params_of_node
 from onnx_attnfuse.kernels.forecast import forecast_existing
+from onnx_attnfuse.kernels.op_node import params_of_node
 from onnx_attnfuse.kernels.policy import Policy
 from onnx_attnfuse.options import Options
 from onnx_attnfuse.reasons import Reason, Refused

@@ -11,9 +11,11 @@ from onnx_attnfuse.graph import sizes
 from onnx_attnfuse.graph.constants import attribute
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.facts_view import Dims
+from onnx_attnfuse.graph.schemas import why_unknown
 from onnx_attnfuse.graph.sizes import Dim
 from onnx_attnfuse.kernels.conditions import AttentionParams, MaskForm
-from onnx_attnfuse.reasons import Refused
+from onnx_attnfuse.kernels.operators import info_of
+from onnx_attnfuse.reasons import Reason, Refused
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,3 +102,17 @@ class OpNode:
     def _input(self, name: str) -> ir.Value | None:
         place = self.names.index(name)
         return self.node.inputs[place] if place < len(self.node.inputs) else None
+
+
+def params_of_node(node: ir.Node, facts: Facts) -> AttentionParams | Reason:
+    """The parameters of the attention that a fused operator computes, or which of them is not known."""
+    info = info_of(node)
+    if info is None or info.describe is None:
+        return Reason("unknown-operator", f"the kernels of {node.op_type} are not known", node.name)
+    unknown = why_unknown(node)
+    if unknown is not None:
+        return Reason("unread-part", unknown, node.name)
+    try:
+        return info.describe(OpNode(info.key, tuple(info.inputs), node, facts))
+    except Refused as refused:
+        return refused.reason

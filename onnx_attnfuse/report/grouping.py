@@ -6,6 +6,7 @@ Sites are alike if they differ only in the numbers of their names.
 from __future__ import annotations
 
 import dataclasses
+import html
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -206,3 +207,18 @@ def mixer_lines(report: Report) -> Iterator[str]:
         alike.setdefault(line, []).append(item.name)
     for line, names in alike.items():
         yield f"{names[0]}{f' and {len(names) - 1} more' if len(names) > 1 else ''}: {line}"
+
+
+def table(report: Report) -> str:
+    """The table as HTML, without scripts, styles or anything from elsewhere."""
+    titles = ("site", "status", "attention", "operator", "why")
+    rows = [
+        (row.name, row.site.status, meaning(row.site), row.site.op or "", "; ".join((*row.reasons, *row.remedy)))
+        for row in folded(report)
+    ]
+    head = "".join(f"<th>{title}</th>" for title in titles)
+    body = "".join(f"<tr>{''.join(f'<td>{html.escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
+    notes = "".join(f"<li>{html.escape(note)}</li>" for note in report.notes)
+    listed = f"<ul>{notes}</ul>" if notes else ""
+    last = f"<p>{html.escape(last_line(report, 'fused'))}</p>"
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{listed}{last}"

@@ -20,8 +20,7 @@ from onnx_attnfuse.reasons import Reason
 from onnx_attnfuse.report.pictures.model import SitePicture
 from onnx_attnfuse.report.reason_codes import family_name
 from onnx_attnfuse.serving.decoder import ServedDecoder
-from onnx_attnfuse.verify.quantised.record import QuantisedCache
-from onnx_attnfuse.verify.quantised.roundings import DequantisedAttention
+from onnx_attnfuse.verify.quantised.roundings import DequantisedAttention, QuantisedCache
 from onnx_attnfuse.verify.verdict import Verified
 
 Status = Literal["fused", "already-fused", "decomposed", "skipped", "not-attention"]
@@ -242,7 +241,7 @@ class Report(JsonReport):
     """The options that were given, as plain JSON types."""
 
     def _repr_html_(self) -> str:
-        from onnx_attnfuse.report.notebook import table
+        from onnx_attnfuse.report.grouping import table
 
         return table(self)
 

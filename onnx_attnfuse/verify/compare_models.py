@@ -24,7 +24,6 @@ from onnx_attnfuse.verify.crash_guard import is_dangerous
 from onnx_attnfuse.verify.divergence import first_divergence
 from onnx_attnfuse.verify.input_kinds import as_its_kind, kinds, slot_of
 from onnx_attnfuse.verify.inputs import Array, InputCase, Pattern, case_groups, describe, feeds
-from onnx_attnfuse.verify.model_result import Verification, finding
 from onnx_attnfuse.verify.model_session import Source, check_interfaces, read, session
 from onnx_attnfuse.verify.options import Trials
 from onnx_attnfuse.verify.rounding import rounded
@@ -33,7 +32,7 @@ from onnx_attnfuse.verify.shape_solver import Equalities, Values
 from onnx_attnfuse.verify.subgraph import reach_of
 from onnx_attnfuse.verify.subprocess_runner import ProcessDied
 from onnx_attnfuse.verify.tolerance import Comparison, ErrorBounds, as_typed, compare
-from onnx_attnfuse.verify.verdict import Evidence, Verdict, by_this_runtime, undecided
+from onnx_attnfuse.verify.verdict import Evidence, Verdict, Verification, by_this_runtime, finding, undecided
 
 _TOLERANCE = 1e-3
 """Ten times that of one site: errors of a site go through normalisations, which may enlarge them, and add up."""

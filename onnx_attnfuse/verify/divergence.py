@@ -18,10 +18,10 @@ from onnx_attnfuse.graph.constants import subgraphs
 from onnx_attnfuse.graph.ops import is_attention
 from onnx_attnfuse.graph.uses import producer_of
 from onnx_attnfuse.verify.inputs import Array
-from onnx_attnfuse.verify.model_result import Divergence
 from onnx_attnfuse.verify.model_session import Source, session
 from onnx_attnfuse.verify.runtime import PieceSession, Reference, RuntimeRefusal
 from onnx_attnfuse.verify.tolerance import ErrorBounds, compare
+from onnx_attnfuse.verify.verdict import Divergence
 
 _VALUES_PER_RUN = 128
 """Values that are looked at in one run."""

@@ -21,7 +21,7 @@ from onnx_attnfuse.verify import subprocess_runner
 from onnx_attnfuse.verify.inputs import Array
 
 if TYPE_CHECKING:
-    from onnx_attnfuse.verify.references.core import Operator
+    from onnx_attnfuse.verify.references import Operator
 
 _REFERENCE_ERRORS = (
     ArithmeticError,

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+import pathlib
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
 
+import numpy as np
 import onnx
 
+from onnx_attnfuse.errors import OptionError
+from onnx_attnfuse.graph.staging import staged
+from onnx_attnfuse.json_report import JsonReport
 from onnx_attnfuse.verify.inputs import Array
 from onnx_attnfuse.verify.runtime import OLDEST, installed, is_old
+from onnx_attnfuse.verify.tolerance import Comparison
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -70,3 +78,125 @@ def by_this_runtime(verdict: Verdict) -> Verdict:
     found = verdict.undecided or f"with it {verdict.detail}"
     wanted = ".".join(map(str, OLDEST))
     return undecided(f"onnxruntime {version} is too old to verify with; run pip install 'onnxruntime>={wanted}' ({found})")
+
+
+@dataclasses.dataclass(frozen=True)
+class OutputFinding:
+    """One output over all cases."""
+
+    name: str
+    differing: int
+    """Cases in which it differs."""
+    max_abs_error: float | None
+    """Over all elements that are finite in both models; None where shapes or types differ, or elements that are no floats."""
+    relative_error: float | None
+    """`max_abs_error` as a part of the magnitude of the first model's output."""
+    nan_only_in_first: int
+    nan_only_in_second: int
+    """Elements, over all cases, that are NaN in one model only."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Divergence:
+    """The first inner value in which the models differ, of those that both have by name."""
+
+    value: str
+    node_in_first: str
+    """The node that computes it, as `name (operator)`."""
+    node_in_second: str
+    site: str | None
+    """The attention, by the name of its Softmax or operator, between the value and the last equal values; None: there is none."""
+    detail: str
+    """Where the value differs, and in how many elements."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Verification(JsonReport):
+    """Whether two models are the same, and how that was found."""
+
+    equal: bool
+    cases: int
+    """Inputs that both were run on."""
+    refused: int
+    """Inputs that the first model does not run on; these are skipped."""
+    outputs: tuple[OutputFinding, ...]
+    detail: str
+    """One line: that they are equal, or the first case in which they differ, and where."""
+    kinds: tuple[tuple[str, str], ...]
+    """Every input and its assumed kind."""
+    divergence: Divergence | None = None
+    """Where the difference begins; None if nothing differs, or no inner value is in both models."""
+    notes: tuple[str, ...] = ()
+    """Lines on other measurements: the error of a quantised cache."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """The verification as plain JSON types."""
+        return {**super().to_dict(), "kinds": dict(self.kinds)}
+
+
+def finding(name: str, results: Sequence[Comparison]) -> OutputFinding:
+    """The comparisons of one output in all cases, together."""
+    errors, parts = ([getattr(result, field) for result in results] for field in ("max_abs_error", "relative"))
+    return OutputFinding(
+        name,
+        sum(not result.equal for result in results),
+        max(errors) if np.isfinite(errors).all() else None,
+        max(parts) if np.isfinite(parts).all() else None,
+        sum(result.nan_lost for result in results),
+        sum(result.nan_found for result in results),
+    )
+
+
+_LONGEST = 1000
+"""Characters of a key in an archive, whose format has two bytes for the length of one."""
+
+
+def save(verdict: Verdict, folder: pathlib.Path, name: str) -> list[pathlib.Path]:
+    """Writes `<name>.txt` with the verdict's line, `<name>.npz` with inputs and results, and `<name>.onnx` if there is a piece.
+
+    In the archive the arrays are called `input:<name>`, `old:<name>` and `new:<name>`. A key that would be too long has the
+    array's number instead, and the text file has a line `<key> is <name>`.
+
+    Args:
+        verdict: One that found a difference; nothing is written for any other.
+        folder: Where to; made if it does not exist.
+        name: The name of the files; characters that file names cannot have are replaced.
+
+    Returns:
+        The files written.
+
+    Raises:
+        OptionError: The folder cannot be written to.
+    """
+    if verdict.evidence is None:
+        return []
+    evidence = verdict.evidence
+    stem = re.sub(r"[^\w.-]+", "_", name).strip("._").encode()[:100].decode(errors="ignore") or "site"
+    arrays, renamed = _keyed({"input": evidence.inputs, "old": evidence.old, "new": evidence.new})
+    files = {suffix: folder / f"{stem}{suffix}" for suffix in (".txt", ".npz", ".onnx")}
+    if evidence.model is None:
+        del files[".onnx"]
+    try:
+        with staged() as stage:
+            stage.temporary(files[".txt"]).write_text("\n".join([name, verdict.detail, *renamed, ""]), encoding="utf-8")
+            with stage.temporary(files[".npz"]).open("wb") as file:
+                np.savez_compressed(file, allow_pickle=False, **arrays)
+            if evidence.model is not None:
+                stage.temporary(files[".onnx"]).write_bytes(evidence.model.SerializeToString())
+    except OSError as error:
+        raise OptionError(f"cannot write to {folder}: {error.strerror or error}; choose another folder for evidence") from error
+    return list(files.values())
+
+
+def _keyed(groups: Mapping[str, Mapping[str, Array]]) -> tuple[dict[str, Array], list[str]]:
+    """The arrays by their keys in the archive, and a line on each key that is a number."""
+    arrays: dict[str, Array] = {}
+    renamed: list[str] = []
+    for group, members in groups.items():
+        for count, (name, array) in enumerate(members.items()):
+            key = f"{group}:{name}"
+            if len(key) > _LONGEST:
+                key = f"{group} {count}"
+                renamed.append(f"{key} is {name}")
+            arrays[key] = array
+    return arrays, renamed

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from onnx_attnfuse.verify.decoder_feeds import Loop
     from onnx_attnfuse.verify.equivalence import EquivalenceChecker
-    from onnx_attnfuse.verify.references.core import Operator as ReferenceOperator
+    from onnx_attnfuse.verify.references import Operator as ReferenceOperator
     from onnx_attnfuse.verify.verdict import Verdict
 
 _EVIDENCE = pathlib.Path("attnfuse-evidence")
@@ -241,14 +241,14 @@ class Verifier:
     def _keep(self, verdict: Verdict, name: str) -> None:
         if self._evidence is None:
             return
-        from onnx_attnfuse.verify.repro import save
+        from onnx_attnfuse.verify.verdict import save
 
         save(verdict, self._evidence, name)
 
 
 def references(definitions: Iterable[Definition]) -> list[type[ReferenceOperator]]:
     """Operators of other domains as the judge runs them, those that have a reference."""
-    from onnx_attnfuse.verify.references.foreign import foreign
+    from onnx_attnfuse.verify.references import foreign
 
     return [foreign(item.domain, item.op, item.reference) for item in definitions if item.reference is not None]
 

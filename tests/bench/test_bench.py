@@ -22,7 +22,7 @@ from onnx_attnfuse.bench.process import Child, ChildError
 from onnx_attnfuse.bench.run import Alone, cut_attention
 from onnx_attnfuse.errors import ModelError
 from onnx_attnfuse.graph import io
-from onnx_attnfuse.kernels.limits import DeviceLimits
+from onnx_attnfuse.kernels.gpus import DeviceLimits
 from onnx_attnfuse.options import Options
 from onnx_attnfuse.reasons import Reason
 from onnx_attnfuse_cli.main import main

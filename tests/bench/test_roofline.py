@@ -18,7 +18,7 @@ from onnx_attnfuse.bench.inputs import sample
 from onnx_attnfuse.bench.roofline import Limit, Work, limit, share_in_words, work
 from onnx_attnfuse.bench.run import device_limits
 from onnx_attnfuse.graph import io
-from onnx_attnfuse.kernels.limits import DeviceLimits, limits_of
+from onnx_attnfuse.kernels.gpus import DeviceLimits, limits_of
 from tests.bench.test_doctor import fake_driver
 from tests.support import small_models
 from tests.support.bundled import BUNDLED, name_of

@@ -10,8 +10,8 @@ import sys
 
 import pytest
 
-from onnx_attnfuse_cli.exits import Exit
 from onnx_attnfuse_cli.main import main
+from onnx_attnfuse_cli.terminal import Exit
 from tests.support.small_models import ATTENTION, written
 
 _MAIN = """

@@ -15,8 +15,8 @@ import pytest
 
 from onnx_attnfuse.assumptions import ASSUMPTIONS
 from onnx_attnfuse_cli import main
-from onnx_attnfuse_cli.exits import MEANINGS, Exit
 from onnx_attnfuse_cli.manual import Manual
+from onnx_attnfuse_cli.terminal import MEANINGS, Exit
 
 _ROOT = pathlib.Path(__file__).parents[2]
 _COMMANDS: dict[str, click.Command] = {

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 import onnx_attnfuse
-from onnx_attnfuse_cli.progress import progress_bar
+from onnx_attnfuse_cli.show import progress_bar
 from tests.support import small_models
 
 

@@ -19,8 +19,8 @@ from onnx_attnfuse.assumptions import ASSUMPTIONS, DEFAULT
 from onnx_attnfuse.kernels.operators import target_names
 from onnx_attnfuse.report import reason_codes
 from onnx_attnfuse_cli import main, optimize
-from onnx_attnfuse_cli.exits import MEANINGS, Exit
 from onnx_attnfuse_cli.options import SECTIONS
+from onnx_attnfuse_cli.terminal import MEANINGS, Exit
 
 _ROOT = pathlib.Path(__file__).parents[2]
 _DOCS = _ROOT / "docs"

@@ -19,10 +19,10 @@ from onnx_attnfuse.fusion.forecast_model import forecast, sequence_symbols
 from onnx_attnfuse.graph import sizes
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.kernels.conditions import AttentionParams, MaskForm
-from onnx_attnfuse.kernels.describe_op import params_of_node
 from onnx_attnfuse.kernels.device import Device
 from onnx_attnfuse.kernels.forecast import forecast_existing
 from onnx_attnfuse.kernels.kernel_log import Confirmation, Ran, confirm, read_kernel_log
+from onnx_attnfuse.kernels.op_node import params_of_node
 from onnx_attnfuse.reasons import Reason
 from onnx_attnfuse_cli.main import main
 from tests.support import small_models

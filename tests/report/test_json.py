@@ -10,9 +10,9 @@ import onnx_attnfuse
 from onnx_attnfuse.containment import Failure
 from onnx_attnfuse.reasons import Reason
 from onnx_attnfuse.report.model import Report, SiteReport
-from onnx_attnfuse.transforms.decompose.report import UnfusedSite, UnfuseReport
-from onnx_attnfuse.transforms.half_precision.report import ConversionReport
-from onnx_attnfuse.verify.model_result import OutputFinding, Verification
+from onnx_attnfuse.transforms.decompose.decompose import UnfusedSite, UnfuseReport
+from onnx_attnfuse.transforms.half_precision.convert import ConversionReport
+from onnx_attnfuse.verify.verdict import OutputFinding, Verification
 from onnx_attnfuse_cli.main import main
 from tests.support import small_models
 

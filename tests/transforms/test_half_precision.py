@@ -15,7 +15,7 @@ import pytest
 import onnx_attnfuse
 from onnx_attnfuse import ModelError, OptionError, VerificationError, convert, verify_models
 from onnx_attnfuse.graph import io
-from onnx_attnfuse.transforms.half_precision.rounding import rounded
+from onnx_attnfuse.transforms.half_precision.keep_float32 import rounded
 from onnx_attnfuse.verify.runtime import Reference
 from onnx_attnfuse_cli.main import main
 from tests.support import small_models
@@ -299,7 +299,7 @@ def test_inputs_that_are_outputs_and_have_defaults(keep_io_types: bool) -> None:
 
 
 def test_weights_in_files_are_read_when_written(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from onnx_attnfuse.transforms.half_precision import rounding
+    from onnx_attnfuse.transforms.half_precision import keep_float32
 
     model = parsed("out = MatMul(x, weight)", "float[n, 64] x", "float[n, 64] out")
     weight = np.random.default_rng(0).standard_normal((64, 64)).astype(np.float32)
@@ -308,7 +308,7 @@ def test_weights_in_files_are_read_when_written(tmp_path: pathlib.Path, monkeypa
     onnx.save_model(model, path, save_as_external_data=True, location="weights.bin", size_threshold=0)
     (tmp_path / "there").mkdir()
     with monkeypatch.context() as context:
-        context.setattr(rounding, "read_tensor", lambda tensor: pytest.fail("a weight was read"))
+        context.setattr(keep_float32, "read_tensor", lambda tensor: pytest.fail("a weight was read"))
         result = convert(path, verify="none")
     result.save(tmp_path / "there" / "half.onnx")
     tensor = io.load(tmp_path / "there" / "half.onnx").graph.initializers["weight"].const_value

@@ -13,7 +13,7 @@ from onnx_attnfuse.graph import sizes
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.sizes import Dim, symbol
 from onnx_attnfuse.reasons import Refused
-from onnx_attnfuse.verify import repro
+from onnx_attnfuse.verify import verdict as verdicts
 from onnx_attnfuse.verify.compare_models import check_models
 from onnx_attnfuse.verify.equivalence import EquivalenceChecker
 from onnx_attnfuse.verify.inputs import Pattern, kept_positions
@@ -213,7 +213,7 @@ def test_numbers_are_compared_by_magnitude_and_nan_as_nan(old: list[float], new:
 def test_evidence_can_be_run_again(tmp_path: pathlib.Path) -> None:
     runtime = pytest.importorskip("onnxruntime")
     verdict = judged(graph(PADDED + PLAIN_FUSED, inputs=MASKED))
-    files = repro.save(verdict, tmp_path / "evidence", "/layers.0/attn/Softmax")
+    files = verdicts.save(verdict, tmp_path / "evidence", "/layers.0/attn/Softmax")
     assert {path.name for path in files} == {f"layers.0_attn_Softmax{suffix}" for suffix in (".txt", ".npz", ".onnx")}
     text, archive, model = sorted(files, key=lambda path: ".txt .npz .onnx".split().index(path.suffix))
     assert verdict.detail in text.read_text()
@@ -232,7 +232,7 @@ def test_evidence_can_be_run_again_whatever_the_length_of_names(tmp_path: pathli
     for value in model.graph.inputs:
         value.name = f"{value.name}{'n' * length}"
     verdict = judged(model, frontier=tuple(value.name or "" for value in model.graph.inputs))
-    text, archive, piece = repro.save(verdict, tmp_path, "層" * 200)
+    text, archive, piece = verdicts.save(verdict, tmp_path, "層" * 200)
     named = dict(line.split(" is ", 1) for line in text.read_text().splitlines() if line.startswith("input ") and " is " in line)
     assert bool(named) == (length > 1000)
     arrays = np.load(archive)
@@ -243,7 +243,7 @@ def test_evidence_can_be_run_again_whatever_the_length_of_names(tmp_path: pathli
 
 
 def test_nothing_is_written_where_nothing_differs(tmp_path: pathlib.Path) -> None:
-    assert repro.save(Verdict(True, 0.0, 1, "equal"), tmp_path / "evidence", "site") == []
+    assert verdicts.save(Verdict(True, 0.0, 1, "equal"), tmp_path / "evidence", "site") == []
     assert not any(tmp_path.iterdir())
 
 

@@ -12,7 +12,7 @@ from onnx_attnfuse.bench.conformance.cases import Array, Case, Inputs
 from onnx_attnfuse.bodies.table import body_of
 from onnx_attnfuse.graph.ops import CONTRIB
 from onnx_attnfuse.kernels.operators import OpInfo
-from onnx_attnfuse.verify.references.by_body import node_on
+from onnx_attnfuse.verify.references import node_on
 
 _IR_VERSION, _OPSET = 10, 18
 _WEIGHTS = frozenset(["weights", "projection bias"])

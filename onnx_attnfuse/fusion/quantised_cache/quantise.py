@@ -26,8 +26,8 @@ from onnx_attnfuse.graph.dtypes import HALVES
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.kernels.cache_formats import FORMATS, CacheFormat
 from onnx_attnfuse.kernels.conditions import Open
-from onnx_attnfuse.kernels.describe_op import params_of_node
 from onnx_attnfuse.kernels.device import Device
+from onnx_attnfuse.kernels.op_node import params_of_node
 from onnx_attnfuse.kernels.operators import rotary_embedding
 from onnx_attnfuse.kernels.operators.group_query_attention import INFO
 from onnx_attnfuse.kernels.support import support
@@ -35,11 +35,10 @@ from onnx_attnfuse.options import Options
 from onnx_attnfuse.reasons import Reason, Refused
 from onnx_attnfuse.serving.decoder import ServedDecoder
 from onnx_attnfuse.verify.decoder_feeds import DecoderRun, Feeds, Loop
-from onnx_attnfuse.verify.float32_copy import weight_bytes
+from onnx_attnfuse.verify.float32_copy import Widen, weight_bytes, widening
 from onnx_attnfuse.verify.quantised.exact_check import check_quantised
 from onnx_attnfuse.verify.quantised.measure import Turned, largest_numbers, measure
-from onnx_attnfuse.verify.quantised.record import QuantisedCache
-from onnx_attnfuse.verify.quantised.widening import Widen, widening
+from onnx_attnfuse.verify.quantised.roundings import QuantisedCache
 from onnx_attnfuse.verify.runtime import RuntimeRefusal
 from onnx_attnfuse.verify.verifier import Verifier
 

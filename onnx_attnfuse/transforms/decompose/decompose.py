@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from collections.abc import Mapping
+from typing import Literal
 
 import onnx_ir as ir
 
@@ -16,7 +18,7 @@ from onnx_attnfuse.attention.masks.intervals import Bounds
 from onnx_attnfuse.bodies.fused_node import Body, FusedNode
 from onnx_attnfuse.bodies.table import body_of, has_body, rehearsals
 from onnx_attnfuse.certify.interned import aside
-from onnx_attnfuse.containment import Subject, collecting
+from onnx_attnfuse.containment import Failure, Subject, collecting
 from onnx_attnfuse.graph.build import Builder, builder_for
 from onnx_attnfuse.graph.constants import attribute, has_unknown_attribute
 from onnx_attnfuse.graph.ops import CONTRIB, is_attention, is_standard
@@ -25,14 +27,59 @@ from onnx_attnfuse.graph.scopes import all_names, count_ops, scopes
 from onnx_attnfuse.graph.sweep import sweep
 from onnx_attnfuse.graph.tensors import bodies
 from onnx_attnfuse.graph.uses import label, producer_of
+from onnx_attnfuse.json_report import JsonReport
 from onnx_attnfuse.kernels.operators import info_of
 from onnx_attnfuse.options import Options
 from onnx_attnfuse.reasons import Reason, Refused
 from onnx_attnfuse.rewriting import GraphContext
-from onnx_attnfuse.transforms.decompose.report import UnfusedSite, UnfuseReport
 from onnx_attnfuse.verify.runtime import installed, is_old
 from onnx_attnfuse.verify.verdict import Verified
 from onnx_attnfuse.verify.verifier import Verifier
+
+
+@dataclasses.dataclass(frozen=True)
+class UnfusedSite:
+    """One fused operator."""
+
+    name: str
+    """Name of the node in the source model."""
+    graph: str
+    """Path of its graph, as in `SiteReport`."""
+    op: str
+    domain: str
+    status: Literal["unfused", "kept"]
+    verified: Verified | None = None
+    """The error of the decomposition; None if it was not verified."""
+    reason: Reason | None = None
+    """Why it stays."""
+
+
+@dataclasses.dataclass(frozen=True)
+class UnfuseReport(JsonReport):
+    """Every fused operator of a model, and what became of it."""
+
+    _JSON_KEYS = ("unfused", "kept", "differing", "seconds", "ops_before", "ops_after", "failures", "sites")
+
+    sites: tuple[UnfusedSite, ...]
+    seconds: float
+    ops_before: Mapping[str, int]
+    """Node count by `domain::op_type`, subgraphs and functions included."""
+    ops_after: Mapping[str, int]
+    differing: int = 0
+    """Operators that verification found different from their decomposition, and that stay."""
+    failures: tuple[Failure, ...] = ()
+    """Exceptions that cost an operator."""
+
+    @property
+    def unfused(self) -> int:
+        """Number of operators that were decomposed."""
+        return sum(site.status == "unfused" for site in self.sites)
+
+    @property
+    def kept(self) -> int:
+        """Number of operators that stay as they were."""
+        return len(self.sites) - self.unfused
+
 
 _DECOMPOSING = Subject("decomposing an operator")
 _SINCE = 11

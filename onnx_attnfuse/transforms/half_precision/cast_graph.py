@@ -11,8 +11,7 @@ from onnx_attnfuse.graph.constants import Array, attribute, constant_tensor, is_
 from onnx_attnfuse.graph.dtypes import largest
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.ops import ASKS_SHAPE
-from onnx_attnfuse.transforms.half_precision.keep_float32 import Islands, is_fixed, ordered
-from onnx_attnfuse.transforms.half_precision.rounding import rounded
+from onnx_attnfuse.transforms.half_precision.keep_float32 import Islands, is_fixed, ordered, rounded
 
 _FLOAT = ir.DataType.FLOAT
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections import Counter
+from collections.abc import Mapping
 
 import onnx_ir as ir
 import onnx_ir.passes.common
@@ -14,13 +15,35 @@ from onnx_attnfuse.graph.constants import constant_tensor
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.ops import is_attention
 from onnx_attnfuse.graph.scopes import all_names
+from onnx_attnfuse.json_report import JsonReport
 from onnx_attnfuse.transforms.half_precision.cast_graph import Narrowing
 from onnx_attnfuse.transforms.half_precision.keep_float32 import find_islands, ordered
 from onnx_attnfuse.transforms.half_precision.options import Conversion
-from onnx_attnfuse.transforms.half_precision.report import ConversionReport
 from onnx_attnfuse.verify.compare_models import verify_models
 from onnx_attnfuse.verify.input_kinds import kinds
 from onnx_attnfuse.verify.runtime import available
+from onnx_attnfuse.verify.verdict import Verification
+
+
+@dataclasses.dataclass(frozen=True)
+class ConversionReport(JsonReport):
+    """Report of a conversion: counts of operators, casts and weights, and how far the result is from the original."""
+
+    dtype: str
+    nodes: int
+    """Operators that compute in the half type."""
+    islands: Mapping[str, int]
+    """Operators that stay float32, by operator."""
+    casts: int
+    """Casts that were added."""
+    bytes_before: int
+    """Size of all weights."""
+    bytes_after: int
+    seconds: float
+    verification: Verification | None = None
+    """The result against the model; None if they were not compared."""
+    notes: tuple[str, ...] = ()
+
 
 _DTYPES = {"float16": ir.DataType.FLOAT16, "bfloat16": ir.DataType.BFLOAT16}
 _SINCE = {"float16": 11, "bfloat16": 13}

@@ -12,12 +12,16 @@ import dataclasses
 import functools
 import math
 from collections.abc import Iterator
+from typing import cast
 
+import ml_dtypes
+import numpy as np
 import onnx
 import onnx_ir as ir
 
 from onnx_attnfuse.attention.masks.intervals import Bounds
-from onnx_attnfuse.graph.constants import constant_tensor, is_standard, subgraphs
+from onnx_attnfuse.errors import ModelError
+from onnx_attnfuse.graph.constants import MAX_READ_ELEMENTS, Array, constant_tensor, is_standard, read_tensor, subgraphs
 from onnx_attnfuse.graph.dtypes import largest
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.ops import (
@@ -33,8 +37,40 @@ from onnx_attnfuse.graph.ops import (
     SLICES,
     plain_domain,
 )
+from onnx_attnfuse.graph.tensors import Computed
 from onnx_attnfuse.thresholds import MASKS
-from onnx_attnfuse.transforms.half_precision.rounding import MAX_SCALAR_LIKE_ELEMENTS, is_beyond
+
+MAX_SCALAR_LIKE_ELEMENTS = 16
+"""Constants of at most this many elements are parameters, such as the epsilon of a norm, whose 0 would be divided by."""
+
+
+def rounded(tensor: ir.TensorProtocol, dtype: ir.DataType, name: str) -> ir.TensorProtocol:
+    """A tensor in another type; of weights nothing is read before they are written."""
+    if tensor.size <= MAX_SCALAR_LIKE_ELEMENTS:
+        return ir.tensor(_round(tensor, dtype), dtype=dtype, name=name)
+    shape = ir.Shape(tensor.shape.numpy())
+    return Computed(lambda: _round(tensor, dtype), (tensor,), dtype, shape, name)
+
+
+def is_beyond(tensor: ir.TensorProtocol, dtype: ir.DataType) -> bool:
+    """Whether a small constant holds a finite number that the type cannot say."""
+    if tensor.size > MAX_READ_ELEMENTS or tensor.dtype != ir.DataType.FLOAT:
+        return False
+    array = read_tensor(tensor)
+    return array is not None and bool((np.isfinite(array) & (np.abs(array) > largest(dtype))).any())
+
+
+def _round(tensor: ir.TensorProtocol, dtype: ir.DataType) -> Array:
+    array = read_tensor(tensor)
+    if array is None:
+        raise ModelError(f"the data of the weight {tensor.name!r} is gone; put the file back and try again")
+    most = largest(dtype)
+    found = np.where(np.isfinite(array), np.clip(array, -most, most), array).astype(dtype.numpy())
+    if array.size > MAX_SCALAR_LIKE_ELEMENTS:
+        return found
+    least = cast("float", ml_dtypes.finfo(dtype.numpy()).smallest_subnormal)
+    return np.where((found == 0) & (array != 0), np.copysign(least, array), found).astype(dtype.numpy())
+
 
 _FLOAT = ir.DataType.FLOAT
 _STATISTICS = REDUCTIONS - {"ReduceMax", "ReduceMin"}

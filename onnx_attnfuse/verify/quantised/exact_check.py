@@ -20,10 +20,10 @@ import onnx_ir as ir
 from onnx_attnfuse.errors import ModelError
 from onnx_attnfuse.graph.constants import is_standard
 from onnx_attnfuse.verify.decoder_feeds import Decoder, DecoderRun, Feeds, Loop
+from onnx_attnfuse.verify.float32_copy import Widen, wide
 from onnx_attnfuse.verify.inputs import Array
 from onnx_attnfuse.verify.quantised.decoders import Part, Quantised
-from onnx_attnfuse.verify.quantised.record import QuantisedCache
-from onnx_attnfuse.verify.quantised.widening import Widen, wide
+from onnx_attnfuse.verify.quantised.roundings import QuantisedCache
 from onnx_attnfuse.verify.references.quantised_cache import step as rounding
 from onnx_attnfuse.verify.runtime import RuntimeRefusal
 from onnx_attnfuse.verify.tolerance import compare

@@ -11,10 +11,10 @@ import numpy as np
 import onnx_ir as ir
 
 from onnx_attnfuse.verify.decoder_feeds import Decoder, DecoderRun, Feeds, Loop
+from onnx_attnfuse.verify.float32_copy import Widen, wide
 from onnx_attnfuse.verify.inputs import Array
 from onnx_attnfuse.verify.quantised.decoders import Quantised
-from onnx_attnfuse.verify.quantised.record import CacheError, QuantisedCache
-from onnx_attnfuse.verify.quantised.widening import Widen, wide
+from onnx_attnfuse.verify.quantised.roundings import CacheError, QuantisedCache
 
 _SEED = 7
 _SINGLE_SHARE = 3

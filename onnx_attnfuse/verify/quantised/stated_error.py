@@ -9,16 +9,14 @@ import onnx_ir as ir
 
 from onnx_attnfuse.errors import ModelError
 from onnx_attnfuse.graph.facts import Facts
+from onnx_attnfuse.verify.float32_copy import widening
 from onnx_attnfuse.verify.input_kinds import kinds
-from onnx_attnfuse.verify.model_result import Verification
 from onnx_attnfuse.verify.quantised.dequantised import check_dequantised, measure_dequantised
 from onnx_attnfuse.verify.quantised.exact_check import check_quantised
 from onnx_attnfuse.verify.quantised.measure import measure
-from onnx_attnfuse.verify.quantised.record import CacheError, QuantisedCache
-from onnx_attnfuse.verify.quantised.roundings import DequantisedAttention, OutputError
-from onnx_attnfuse.verify.quantised.widening import widening
+from onnx_attnfuse.verify.quantised.roundings import CacheError, DequantisedAttention, OutputError, QuantisedCache
 from onnx_attnfuse.verify.runtime import RuntimeRefusal
-from onnx_attnfuse.verify.verdict import Verdict
+from onnx_attnfuse.verify.verdict import Verdict, Verification
 
 _MORE, _BESIDES, _FEWER = 1.25, 1e-3, 0.05
 """How much larger errors may be than stated, and how much fewer tokens the same, as other kernels round differently."""

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
+import numpy.typing as npt
 import onnx_ir as ir
 from onnx.reference.op_run import OpRun
 
 from onnx_attnfuse.bodies.group_query_attention import PRIVATE
 from onnx_attnfuse.kernels.cache_formats import FORMATS, CacheFormat
-from onnx_attnfuse.verify.references.core import Array, Operator, Results
 
+Array = npt.NDArray[Any]
 _HALF_BYTE = 4
 _ZERO = 8
 """The offset of int4, so that stored numbers are not negative."""
@@ -57,21 +60,21 @@ def _unpacked(stored: Array) -> Array:
     return pair.reshape(*stored.shape[:-1], 2 * stored.shape[-1]).astype(np.int8) - _ZERO
 
 
-class QuantiseCache(Operator):
+class QuantiseCache(OpRun):
     """Keys or values as a cache of so many bits holds them, for the body of GroupQueryAttention."""
 
     op_domain = PRIVATE
 
-    def _run(self, array: Array, scale: Array, *, bits: int, to: int) -> Results:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def _run(self, array: Array, scale: Array, *, bits: int, to: int) -> tuple[Array]:  # pyright: ignore[reportIncompatibleMethodOverride]
         return (quantised(array, scale, _form(bits, to)),)
 
 
-class DequantiseCache(Operator):
+class DequantiseCache(OpRun):
     """Keys or values as they are read from such a cache."""
 
     op_domain = PRIVATE
 
-    def _run(self, stored: Array, scale: Array, *, bits: int, to: int, size: int) -> Results:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def _run(self, stored: Array, scale: Array, *, bits: int, to: int, size: int) -> tuple[Array]:  # pyright: ignore[reportIncompatibleMethodOverride]
         return (restored(stored, scale, _form(bits, to), size),)
 
 

@@ -13,7 +13,7 @@ from onnx_attnfuse.bench.conformance.cases import case_of
 from onnx_attnfuse.bench.conformance.forms import forms, operators
 from onnx_attnfuse.bench.conformance.installed import Installed, find
 from onnx_attnfuse.bench.conformance.models import decomposed, feeds_of, model_of
-from onnx_attnfuse.bench.conformance.summary import failures, lines
+from onnx_attnfuse.bench.conformance.run import failures, lines
 from onnx_attnfuse.errors import OptionError
 from onnx_attnfuse.kernels.conformance import Conformance, Form, Outcome
 from onnx_attnfuse.kernels.operators import OpInfo, by_key

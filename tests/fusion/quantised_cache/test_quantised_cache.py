@@ -20,10 +20,9 @@ from onnx_attnfuse.errors import MissingDependencyError, ModelError, OptionError
 from onnx_attnfuse.fusion import quantising
 from onnx_attnfuse.graph import io
 from onnx_attnfuse.serving.decoder import ServedDecoder
-from onnx_attnfuse.verify import model_session
-from onnx_attnfuse.verify.quantised import widening
+from onnx_attnfuse.verify import float32_copy, model_session
 from onnx_attnfuse.verify.quantised.exact_check import check_quantised
-from onnx_attnfuse.verify.quantised.record import QuantisedCache
+from onnx_attnfuse.verify.quantised.roundings import QuantisedCache
 from tests.support.bundled import BUNDLED
 from tests.support.decoder_loops import Array, Fed, grown, named, session, steps
 from tests.support.decoders import SINKS, WINDOWED, decoder
@@ -377,7 +376,7 @@ def test_many_weights_are_widened_once_to_files_and_give_the_same(
         written.append((folder, [tensor.name or "" for tensor in tensors]))
         return write(tensors, folder, name)
 
-    monkeypatch.setattr(widening, "is_large", lambda _: True)
+    monkeypatch.setattr(float32_copy, "is_large", lambda _: True)
     monkeypatch.setattr(ir.external_data, "convert_tensors_to_external", counted)
     beside = onnx_attnfuse.optimize(path, **choices)
     assert beside.report.kv_cache == inside.report.kv_cache
@@ -422,7 +421,7 @@ def test_many_weights_are_run_in_fewer_loops(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_disk_without_room_leaves_the_cache_in_the_type_of_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(widening, "is_large", lambda _: True)
+    monkeypatch.setattr(float32_copy, "is_large", lambda _: True)
     monkeypatch.setattr("shutil.disk_usage", lambda _: types.SimpleNamespace(free=0))
     result = _quantised(decoder(dtype="float16"))
     assert result.report.kv_cache is None
