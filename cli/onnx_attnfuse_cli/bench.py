@@ -167,16 +167,12 @@ def _show(found: Contest, price: float | None) -> None:
 
 def _show_figures(figures: Sequence[Figures], price: float | None) -> None:
     """A table of contenders, and a line for each that failed."""
-    from rich.table import Table
+    from onnx_attnfuse.report.text import columns
 
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for title in ("", "times as fast", "of rounds", "ms", "half of runs", "samples/s", "tokens/s", "MB"):
-        table.add_column(title, justify="left" if not title else "right", overflow="fold")
-    if price is not None:
-        table.add_column("price of 1M tokens" if any(item.tokens_per_second for item in figures) else "price of 1000 batches")
-    for item in figures:
-        table.add_row(*_row(item), *_price(item, price))
-    print_table(table)
+    numbers = ("times as fast", "of rounds", "ms", "half of runs", "samples/s", "tokens/s", "MB")
+    per_token = any(item.tokens_per_second for item in figures)
+    priced = () if price is None else ("price of 1M tokens" if per_token else "price of 1000 batches",)
+    print_table(columns(("", *numbers, *priced), [[*_row(item), *_price(item, price)] for item in figures], numbers=numbers))
     for item in figures:
         if item.failed is not None:
             echo(f"{item.name} failed: {item.failed}")
@@ -240,17 +236,15 @@ def _seeds(ep: str, arch: int, *, small: bool, runs: int, limit: float, as_json:
     return Exit.DONE
 
 
-def _show_seeds(cells: Sequence[Cell], columns: Sequence[str]) -> None:
-    from rich.table import Table
+def _show_seeds(cells: Sequence[Cell], kernels: Sequence[str]) -> None:
+    from onnx_attnfuse.report.text import columns
 
-    table = Table(title="TFLOP/s", title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for title in ("batch,length,heads,head size", "inputs", *columns):
-        table.add_column(title, justify="left" if title == "inputs" or "batch" in title else "right")
-    for start in range(0, len(cells), len(columns)):
-        row = cells[start : start + len(columns)]
+    rows: list[list[str]] = []
+    for start in range(0, len(cells), len(kernels)):
+        row = cells[start : start + len(kernels)]
         figures = ["failed" if cell.tflops is None else f"{cell.tflops:.4g}" for cell in row]
-        table.add_row(",".join(map(str, row[0].size)), row[0].format, *figures)
-    print_table(table)
+        rows.append([",".join(map(str, row[0].size)), row[0].format, *figures])
+    print_table(columns(("batch,length,heads,head size", "inputs", *kernels), rows, numbers=kernels, title="TFLOP/s"))
     for cell in cells:
         if cell.failed is not None:
             echo(f"{','.join(map(str, cell.size))} {cell.format} {cell.kernel}: {cell.failed}")

@@ -119,23 +119,8 @@ def command(
 
 def _show(table: Conformance) -> None:
     """Print a line for each operator and element type."""
-    from rich.table import Table
-
     from onnx_attnfuse.bench.conformance.run import lines
+    from onnx_attnfuse.report.text import columns
 
-    shown = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for title in (
-        "operator",
-        "type",
-        "right",
-        "wrong",
-        "unsupported",
-        "on the CPU",
-        "largest error",
-        "decomposed",
-        "time, of decomposed",
-    ):
-        shown.add_column(title, justify="left" if title in {"operator", "type"} else "right")
-    for line in lines(table):
-        shown.add_row(*line)
-    print_table(shown)
+    counts = ("right", "wrong", "unsupported", "on the CPU", "largest error", "decomposed", "time, of decomposed")
+    print_table(columns(("operator", "type", *counts), lines(table), numbers=counts))

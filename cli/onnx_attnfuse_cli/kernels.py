@@ -129,15 +129,9 @@ def _as_json(item: Confirmation) -> dict[str, Any]:
 
 
 def _show_confirmed(found: Sequence[Confirmation]) -> None:
-    from rich.table import Table
+    from onnx_attnfuse.report.text import columns, plain
 
-    from onnx_attnfuse.report.text import plain
-
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for title in ("operator", "node", "forecast", "ran", ""):
-        table.add_column(title, overflow="fold")
-    for item in found:
-        table.add_row(item.op, plain(item.node), item.forecast or "-", ", ".join(item.ran) or "-", item.outcome)
-    print_table(table)
+    rows = [(item.op, plain(item.node), item.forecast or "-", ", ".join(item.ran) or "-", item.outcome) for item in found]
+    print_table(columns(("operator", "node", "forecast", "ran", ""), rows))
     right = sum(item.outcome == "as forecast" for item in found)
     echo(f"{right} of {sum(bool(item.ran) for item in found)} operators that ran had the kernel that was forecast")

@@ -57,13 +57,10 @@ def list_patterns(*, as_json: bool, **chosen: Any) -> int:
         click.echo(json.dumps(rows, indent=2))
         return Exit.DONE
     from rich.console import Console
-    from rich.table import Table
 
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for title in ("name", "kind", "from", "does"):
-        table.add_column(title, overflow="fold")
-    for row in rows:
-        table.add_row(*row.values())
+    from onnx_attnfuse.report.text import columns
+
+    table = columns(("name", "kind", "from", "does"), (row.values() for row in rows))
     Console(highlight=False, markup=False, soft_wrap=not sys.stdout.isatty()).print(table)
     return Exit.DONE
 

@@ -7,11 +7,11 @@ import re
 from collections.abc import Iterator, Mapping
 
 from rich.console import Console, ConsoleOptions, RenderResult
-from rich.table import Table
+from rich.text import Text
 
 from onnx_attnfuse.report.grouping import Row, meaning
 from onnx_attnfuse.report.model import Report, SiteReport
-from onnx_attnfuse.report.text import plain
+from onnx_attnfuse.report.text import columns, plain
 
 _NUMBER = re.compile(r"\d+")
 
@@ -26,20 +26,17 @@ class ForecastTable:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         del console, options
-        columns = [[site for site in report.sites if site.status != "not-attention"] for report in self.reports.values()]
-        table = Table(box=None, pad_edge=False, padding=(0, 2, 1, 0), header_style="bold")
-        for title in ("site", "attention", *self.reports):
-            table.add_column(title, overflow="fold")
+        sites = [[site for site in report.sites if site.status != "not-attention"] for report in self.reports.values()]
         groups: dict[object, list[tuple[SiteReport, ...]]] = {}
-        for place, row in enumerate(zip(*columns, strict=True)):
+        for place, row in enumerate(zip(*sites, strict=True)):
             groups.setdefault(_key(row) if self.fold else place, []).append(row)
+        cells: list[list[Text]] = []
         for rows in groups.values():
             first = rows[0]
-            table.add_row(
-                plain(Row([row[0] for row in rows], 0).name), plain(meaning(first[0])), *(plain(*_cell(site)) for site in first)
-            )
+            name = Row([row[0] for row in rows], 0).name
+            cells.append([plain(name), plain(meaning(first[0])), *(plain(*_cell(site)) for site in first)])
         if groups:
-            yield table
+            yield columns(("site", "attention", *self.reports), cells, apart=1)
         else:
             yield plain("found no attention")
         for device, report in self.reports.items():

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Literal
 
 from rich.console import Console, ConsoleOptions, RenderResult
@@ -99,8 +99,6 @@ def _counted(pattern: PatternReport) -> Text:
 
 
 def _table(rows: Sequence[Row]) -> Table:
-    from rich.table import Table
-
     cells = {
         "site": [plain(row.name, style=_STYLES[row.site.status]) for row in rows],
         "attention": [plain(meaning(row.site)) for row in rows],
@@ -112,10 +110,29 @@ def _table(rows: Sequence[Row]) -> Table:
         "why": [plain(*row.assumptions, *row.reasons, *row.remedy) for row in rows],
     }
     filled = {title: column for title, column in cells.items() if any(column)}
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for title in filled:
-        table.add_column(title, overflow="fold")
-    for row in zip(*filled.values(), strict=True):
+    return columns(filled, zip(*filled.values(), strict=True))
+
+
+def columns(
+    titles: Iterable[str], rows: Iterable[Iterable[Text | str]], *, numbers: Container[str] = (), apart: int = 0, title: str = ""
+) -> Table:
+    """A table as all commands print theirs.
+
+    Args:
+        titles: Those of the columns.
+        rows: The cells of each row.
+        numbers: The titles of columns to align on the right.
+        apart: Empty lines between rows.
+        title: That of the table.
+    """
+    from rich.table import Table
+
+    table = Table(
+        title=title or None, title_justify="left", box=None, pad_edge=False, padding=(0, 2, apart, 0), header_style="bold"
+    )
+    for name in titles:
+        table.add_column(name, justify="right" if name in numbers else "left", overflow="fold")
+    for row in rows:
         table.add_row(*row)
     return table
 
