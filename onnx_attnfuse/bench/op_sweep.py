@@ -8,14 +8,15 @@ from __future__ import annotations
 import dataclasses
 import pathlib
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Iterator, Sequence
+from typing import Literal
 
 import numpy as np
 import onnx
 
+from onnx_attnfuse.bench.compare import run
+from onnx_attnfuse.bench.contenders import Contender
 from onnx_attnfuse.bench.inputs import Sample
-from onnx_attnfuse.bench.process import Child, ChildError
 from onnx_attnfuse.graph.ops import CONTRIB
 from onnx_attnfuse.kernels.conditions import MOST_SCORES
 from onnx_attnfuse.kernels.execution_provider import Settings
@@ -43,7 +44,6 @@ SMALL: tuple[Size, ...] = (
     (1, 512, 8, 80),
     (1, 1024, 4, 32),
 )
-_WARM = 3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,7 +109,7 @@ def operations(size: Size) -> int:
 def measure(
     rows: Sequence[tuple[Size, Format]], columns: Sequence[Kernel], *, ep: str, runs: int, seconds: float
 ) -> Iterator[Cell]:
-    """Measures cell by cell, each in a process of its own: a kernel that cannot run may end it.
+    """Measures row by row, each cell in a process of its own: a kernel that cannot run may end it.
 
     Args:
         rows: Sizes and formats.
@@ -125,23 +125,16 @@ def measure(
         rng = np.random.default_rng(0)
         feeds = {name: rng.standard_normal(shape, np.float32).astype(kind) for name, shape in shapes.items()}
         with tempfile.TemporaryDirectory() as name:
-            folder = pathlib.Path(name)
-            arrays = Sample({}, feeds).save(folder / "inputs.npz")
-            path = folder / "model.onnx"
+            path = pathlib.Path(name, "model.onnx")
             path.write_bytes(proto.SerializeToString())
-            for column in columns:
-                yield _cell(size, form, column, {"model": str(path), "ep": ep, **arrays}, runs, seconds)
+            contenders = [_contender(size, column, path) for column in columns]
+            for found in run(contenders, Sample({}, feeds), path.parent, ep=ep, runs=runs, seconds=seconds):
+                tflops = None if found.ms is None else round(operations(size) / found.ms / 1e9, 4)
+                yield Cell(size, form, found.name, tflops, found.failed)
 
 
-def _cell(size: Size, form: Format, column: Kernel, task: Mapping[str, Any], runs: int, seconds: float) -> Cell:
+def _contender(size: Size, column: Kernel, path: pathlib.Path) -> Contender:
     batch, length, heads, _ = size
     if column.name == "tensorrt" and batch * heads * length * length >= MOST_SCORES:
-        return Cell(size, form, column.name, failed="not tried: where it does not take this, the math kernel ends the process")
-    with Child({**task, "provider_options": dict(column.settings.options)}, column.settings.environment) as child:
-        try:
-            child.ask(None, seconds)
-            child.ask(_WARM, seconds)
-            times = child.ask(runs, seconds)["ms"]
-        except ChildError as error:
-            return Cell(size, form, column.name, failed=str(error))
-    return Cell(size, form, column.name, round(operations(size) / float(np.median(times)) / 1e9, 4))
+        return Contender(column.name, None, "not tried: where it does not take this, the math kernel ends the process")
+    return Contender(column.name, path, None, column.settings.options, column.settings.environment)

@@ -16,7 +16,7 @@ import json
 import os
 import pathlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, cast
 
 import onnx_ir as ir
@@ -179,23 +179,13 @@ def _pair(before: ModelFile | ir.Model, after: ModelFile | ir.Model) -> Pair:
     return Pair(_loaded(before), _loaded(after))
 
 
-def _nothing(proof: Proof) -> None:
-    del proof
-
-
-def certify(
-    before: ModelFile | ir.Model,
-    after: ModelFile | ir.Model,
-    solver: SolverName = "z3",
-    report: Callable[[Proof], None] = _nothing,
-) -> Certificate:
+def certify(before: ModelFile | ir.Model, after: ModelFile | ir.Model, solver: SolverName = "z3") -> Certificate:
     """Proves the equality of two models as far as possible.
 
     Args:
         before: The reference.
         after: The rewritten model.
         solver: The solver that decides obligations.
-        report: Called with each proof.
 
     Raises:
         MissingDependencyError: The solver is not installed.
@@ -211,7 +201,6 @@ def certify(
         start = time.process_time()
         proof = prove(pair, claim, judge)
         taken = time.process_time() - start
-        report(proof)
         numbers = [places.setdefault(item.text, len(places)) for item in proof.obligations] if proof.proved else []
         claims.append(_judged(proof, tuple(dict.fromkeys(numbers)), taken, pair.sites(claim)))
     sizes = {name: str(dim) for name, dim in sorted(pair.aliases.items())}
