@@ -343,7 +343,7 @@ def child(module: str, *arguments: Any, seconds: float = 600, environment: Mappi
 
 def kernels(make: Callable[[], Bound]) -> list[str]:
     """The kernels of attention that a model runs, as ONNX Runtime prints them."""
-    from onnx_attnfuse.kernels.kernel_log import read_kernel_log
+    from onnx_attnfuse.bench.confirm_kernels import read_kernel_log
 
     sys.stdout.flush()
     kept = os.dup(1)

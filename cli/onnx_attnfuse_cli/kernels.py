@@ -19,7 +19,7 @@ from onnx_attnfuse_cli.suggestions import Choice
 from onnx_attnfuse_cli.terminal import MEANINGS, Exit, echo
 
 if TYPE_CHECKING:
-    from onnx_attnfuse.kernels.kernel_log import Confirmation
+    from onnx_attnfuse.bench.confirm_kernels import Confirmation
     from onnx_attnfuse.report.model import Report
 
 
@@ -79,7 +79,7 @@ def command(
     if confirm:
         return _confirmed(model, seq, as_json, chosen)
     from onnx_attnfuse.fusion.forecast_model import forecast
-    from onnx_attnfuse.report.forecast_table import ForecastTable
+    from onnx_attnfuse.report.text import ForecastTable
 
     reports: dict[str, Report] = {}
     with progress_bar(shown=True) as progress:

@@ -7,21 +7,50 @@ from __future__ import annotations
 
 import gc
 import importlib
+import importlib.util
 import io
 import os
 import pathlib
 import signal
 import sys
+import types
 from collections.abc import Sequence
+from importlib.machinery import ModuleSpec, PathFinder
 
 import click
 
+from onnx_attnfuse.kernels.policy import switch
 from onnx_attnfuse_cli.config import defaults
-from onnx_attnfuse_cli.deferred import defer_imports
 from onnx_attnfuse_cli.endings import ended_by, refused
 from onnx_attnfuse_cli.manual import Example, write_examples
 from onnx_attnfuse_cli.suggestions import Group, reported
 from onnx_attnfuse_cli.terminal import Exit
+
+VARIABLE = "ATTNFUSE_DEFER_IMPORTS"
+"""An environment variable; 0 imports everything at once."""
+_DEFERRED = frozenset(["sympy", "onnx_ir._symbolic_shapes"])
+"""SymPy, and the module of onnx-ir that looks into it while it is imported."""
+
+
+class _Deferring:
+    """Finds a deferred module where it is, and runs it when it is first accessed."""
+
+    def find_spec(self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None) -> ModuleSpec | None:
+        spec = PathFinder.find_spec(fullname, path, target) if fullname in _DEFERRED else None
+        if spec is not None and spec.loader is not None and hasattr(spec.loader, "exec_module"):
+            spec.loader = importlib.util.LazyLoader(spec.loader)
+        return spec
+
+
+def defer_imports() -> None:
+    """Defers the modules that can be, in this process from here on; modules imported already stay as they are.
+
+    Raises:
+        OptionError: `ATTNFUSE_DEFER_IMPORTS` is neither 0 nor 1.
+    """
+    if switch(VARIABLE, os.environ) != 0:
+        sys.meta_path.insert(0, _Deferring())
+
 
 _COMMANDS = {
     "optimize": "onnx_attnfuse_cli.optimize",

@@ -26,7 +26,7 @@ from onnx_attnfuse_cli.terminal import Exit, echo
 
 if TYPE_CHECKING:
     from onnx_attnfuse.language.registry.registry import Entry
-    from onnx_attnfuse.testing.checking import Checked
+    from onnx_attnfuse.testing.asserting import Checked
 
 
 _SELECTING = ("patterns", "skip_patterns", "only_patterns")
@@ -137,7 +137,7 @@ def check_pattern(context: click.Context, *, file: pathlib.Path, models: tuple[s
     pattern matches nothing, with 3 if one fails.
     """
     from onnx_attnfuse.language.registry.discovery import from_path
-    from onnx_attnfuse.testing.checking import check
+    from onnx_attnfuse.testing.asserting import check
 
     entries = from_path(file)
     for entry in entries:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import pathlib
+import re
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Literal
 
 import onnx_ir as ir
 
@@ -18,11 +21,72 @@ from onnx_attnfuse.graph.scopes import scopes
 from onnx_attnfuse.kernels import gpus
 from onnx_attnfuse.kernels.device import Device, Switches
 from onnx_attnfuse.kernels.forecast import forecast_existing
-from onnx_attnfuse.kernels.kernel_log import SWITCH, Confirmation, confirm, read_kernel_log
 from onnx_attnfuse.kernels.op_node import params_of_node
 from onnx_attnfuse.kernels.ort_settings import Session
 from onnx_attnfuse.kernels.providers import provider
 from onnx_attnfuse.reasons import Reason
+
+SWITCH = {"ORT_ENABLE_ATTENTION_KERNEL_DEBUG_INFO": "1"}
+"""The variable that makes ONNX Runtime print it."""
+_LINE = re.compile(r"Operator=(?P<op>\S+)(?: Node=(?P<node>.*?))? DataType=(?P<dtype>\w+) SdpaKernel=(?P<kernel>\w+)")
+
+Outcome = Literal["as forecast", "another kernel", "did not run", "not forecast"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Ran:
+    """One run of one operator."""
+
+    op: str
+    node: str
+    dtype: str
+    kernel: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Confirmation:
+    """One operator: its forecast, and the kernel that ran."""
+
+    node: str
+    op: str
+    forecast: str | None
+    """None where the forecast is not known."""
+    ran: tuple[str, ...]
+    """The kernels that ran, each once."""
+
+    @property
+    def outcome(self) -> Outcome:
+        """Whether the forecast was right; an operator in a branch that was not taken did not run."""
+        if not self.ran:
+            return "did not run"
+        if self.forecast is None:
+            return "not forecast"
+        return "as forecast" if set(self.ran) == {self.forecast} else "another kernel"
+
+
+def read_kernel_log(text: str) -> list[Ran]:
+    """The runs that a text tells of, in order; whatever else it holds is passed over."""
+    return [
+        Ran(found["op"], found["node"] or "", found["dtype"], found["kernel"])
+        for found in map(_LINE.search, text.splitlines())
+        if found is not None
+    ]
+
+
+def confirm(forecasts: Mapping[str, tuple[str, str | None]], runs: Sequence[Ran]) -> list[Confirmation]:
+    """Holds what ran against what was forecast, operator by operator.
+
+    Args:
+        forecasts: Operator and kernel by node; None where nothing was forecast.
+        runs: The kernels that ran; nodes that ONNX Runtime named itself are at the end.
+    """
+    ran: dict[str, dict[str, None]] = {}
+    ops = {run.node: run.op for run in runs}
+    for run in runs:
+        ran.setdefault(run.node, {})[run.kernel] = None
+    found = [Confirmation(node, op, kernel, tuple(ran.pop(node, ()))) for node, (op, kernel) in forecasts.items()]
+    return found + [Confirmation(node, ops[node], None, tuple(kernels)) for node, kernels in ran.items()]
+
 
 _SECONDS = 300.0
 """How long a run may take."""

@@ -26,10 +26,10 @@ import onnx_ir as ir
 
 from onnx_attnfuse.errors import ModelError, OptionError
 from onnx_attnfuse.graph import external, faults, protobuf
+from onnx_attnfuse.graph.faults import check_types
 from onnx_attnfuse.graph.schemas import mark_versions
 from onnx_attnfuse.graph.staging import staged
 from onnx_attnfuse.graph.tensors import all_graphs, bodies, check_payloads, data_tensors
-from onnx_attnfuse.graph.types import check_types
 from onnx_attnfuse.graph.validity import check, check_written
 
 AnyModel: TypeAlias = "str | os.PathLike[str] | onnx.ModelProto | ir.Model | Any"

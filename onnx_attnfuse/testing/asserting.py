@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import pathlib
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import onnx_ir as ir
 
 import onnx_attnfuse
+from onnx_attnfuse.fusion.pipeline import Fusion
 from onnx_attnfuse.graph.constants import attribute
 from onnx_attnfuse.graph.ops import CONTRIB
 from onnx_attnfuse.graph.tensors import bodies
+from onnx_attnfuse.graph.uses import label
 from onnx_attnfuse.language.decorators import Pattern
+from onnx_attnfuse.language.matcher.near_miss import Miss, Trace
 from onnx_attnfuse.language.registry.discovery import load
+from onnx_attnfuse.options import Options
 from onnx_attnfuse.report.model import Report, SiteReport
 from onnx_attnfuse.testing.cases import Case, Expectation
 from onnx_attnfuse.testing.models import Model, as_model
@@ -182,3 +187,34 @@ def _reported(report: Report) -> str:
         for site in report.sites
     ]
     return "\n".join([*lines, *(f"  {note}" for note in report.notes)]) or "  no attention was found"
+
+
+@dataclasses.dataclass(frozen=True)
+class Checked:
+    """A model looked at by patterns."""
+
+    report: Report
+    misses: Mapping[str, Miss]
+    """By the name of the Softmax, the attempt of one of the patterns at it that came furthest and failed."""
+    nearest: Miss | None
+    """Of attempts that met no Softmax."""
+
+
+def check(model: Model, *patterns: object, inputs: Sequence[Any] | None = None, **options: Any) -> Checked:
+    """Looks at a model by patterns; nothing is written.
+
+    Args:
+        model: A torch function or module, ONNX text, a path, or a model object.
+        *patterns: The patterns, or files of them.
+        inputs: Example inputs of a torch function or module.
+        **options: Fields of `onnx_attnfuse.Options`.
+
+    Raises:
+        ModelError: The model cannot be read.
+        OptionError: A pattern cannot be used.
+    """
+    fusion = Fusion(dataclasses.replace(Options(patterns=patterns), **options), keep_evidence=False)
+    trace = Trace({entry.name for entry in fusion.catalogue.entries if not entry.owner.startswith("pack ")})
+    report = fusion.fuse(as_model(model, inputs).clone(), trace=trace)
+    misses = {label(node): miss for node, miss in trace.nearest.items() if node is not None}
+    return Checked(report, misses, trace.nearest.get(None))

@@ -22,11 +22,11 @@ from onnx_attnfuse.graph.dtypes import HALVES, largest
 from onnx_attnfuse.graph.facts import Dims, Facts
 from onnx_attnfuse.verify.crash_guard import is_dangerous
 from onnx_attnfuse.verify.divergence import first_divergence
+from onnx_attnfuse.verify.float32_copy import rounded
 from onnx_attnfuse.verify.input_kinds import as_its_kind, kinds, slot_of
 from onnx_attnfuse.verify.inputs import Array, InputCase, Pattern, case_groups, describe, feeds
 from onnx_attnfuse.verify.model_session import Source, check_interfaces, read, session
 from onnx_attnfuse.verify.options import Trials
-from onnx_attnfuse.verify.rounding import rounded
 from onnx_attnfuse.verify.runtime import Operators, PieceSession, Reference, RuntimeRefusal, available
 from onnx_attnfuse.verify.shape_solver import Equalities, Values
 from onnx_attnfuse.verify.subgraph import reach_of

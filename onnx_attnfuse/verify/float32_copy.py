@@ -15,6 +15,7 @@ from onnx_attnfuse.errors import OptionError
 from onnx_attnfuse.graph import external
 from onnx_attnfuse.graph.constants import subgraphs
 from onnx_attnfuse.graph.dtypes import HALVES
+from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.tensors import Computed, all_graphs, bodies
 from onnx_attnfuse.verify.runtime import RuntimeRefusal
 from onnx_attnfuse.verify.submodel import widened_attribute
@@ -136,3 +137,57 @@ class _Files:
 def _tensor(value: ir.Value) -> ir.TensorProtocol:
     assert value.const_value is not None
     return value.const_value
+
+
+_SINCE = 11
+"""The opset from which on there are sequences."""
+
+
+def has_float16(model: ir.Model) -> bool:
+    """Whether something of a model is computed in float16."""
+    return ir.DataType.FLOAT16 in _types(model).values()
+
+
+def rounded(model: ir.Model) -> ir.Model:
+    """A copy of the model that rounds each inner result of float16, and in branches what may be one.
+
+    Before opset 11 there are no sequences, and the model itself comes back.
+    """
+    if model.opset_imports.get("", 0) < _SINCE:
+        return model
+    types, copy = _types(model), model.clone()
+    graphs = [copy.graph]
+    for graph in graphs:
+        nodes = list(graph)
+        wanted = {ir.DataType.FLOAT16} if graph is copy.graph else {ir.DataType.FLOAT16, None}
+        graphs += [inner for node in nodes for inner in subgraphs(node)]
+        halves = [
+            (node, value)
+            for node in nodes
+            for value in node.outputs
+            if types.get(value.name or "", value.dtype) in wanted and value.uses()
+        ]
+        if halves:
+            zero = ir.node("Constant", [], {"value": ir.tensor(np.asarray(0), name="zero")})
+            zero.outputs[0].name = f"{graph.name}/zero of rounding"
+            graph.insert_before(nodes[0], zero)
+            for node, value in halves:
+                _round(graph, node, value, zero.outputs[0])
+    return copy
+
+
+def _types(model: ir.Model) -> dict[str, ir.DataType | None]:
+    """The element types of the results of the main graph's nodes, by name."""
+    facts = Facts(model.graph)
+    return {value.name or "": facts.dtype(value) for node in model.graph for value in node.outputs}
+
+
+def _round(graph: ir.Graph, node: ir.Node, value: ir.Value, zero: ir.Value) -> None:
+    """Puts a value through a sequence of one."""
+    users = list(value.uses())
+    held = ir.node("SequenceConstruct", [value])
+    taken = ir.node("SequenceAt", [held.outputs[0], zero])
+    held.outputs[0].name, taken.outputs[0].name = f"{value.name}/held", f"{value.name}/rounded"
+    graph.insert_after(node, [held, taken])
+    for user, place in users:
+        user.replace_input_with(place, taken.outputs[0])

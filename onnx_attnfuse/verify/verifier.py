@@ -219,8 +219,8 @@ class Verifier:
         if any(node.op_type == "RestorePadding" for node in after.graph.all_nodes()):
             return "the whole model was not verified: rows of padding differ, and packed attention has no kernel on the CPU"
         from onnx_attnfuse.verify.compare_models import check_models
+        from onnx_attnfuse.verify.float32_copy import has_float16, rounded
         from onnx_attnfuse.verify.model_session import read
-        from onnx_attnfuse.verify.rounding import has_float16, rounded
 
         try:
             with self.timer.step("verify the whole model"):

@@ -17,7 +17,7 @@ _SYMPY = {"sympy.core", "mpmath"}
 """What importing SymPy imports; a module called `sympy` stands in for it before."""
 _COMPUTES = """
 import sys
-from onnx_attnfuse_cli.deferred import defer_imports
+from onnx_attnfuse_cli.main import defer_imports
 defer_imports()
 import onnx_ir as ir
 before = "sympy.core" in sys.modules

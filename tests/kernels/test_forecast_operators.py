@@ -13,7 +13,7 @@ import pytest
 
 import onnx_attnfuse
 from onnx_attnfuse import OptionError, RunError
-from onnx_attnfuse.bench.confirm_kernels import confirm_kernels, node_forecasts
+from onnx_attnfuse.bench.confirm_kernels import Confirmation, Ran, confirm, confirm_kernels, node_forecasts, read_kernel_log
 from onnx_attnfuse.bench.inputs import sample
 from onnx_attnfuse.fusion.forecast_model import forecast, sequence_symbols
 from onnx_attnfuse.graph import sizes
@@ -21,7 +21,6 @@ from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.kernels.conditions import AttentionParams, MaskForm
 from onnx_attnfuse.kernels.device import Device
 from onnx_attnfuse.kernels.forecast import forecast_existing
-from onnx_attnfuse.kernels.kernel_log import Confirmation, Ran, confirm, read_kernel_log
 from onnx_attnfuse.kernels.op_node import params_of_node
 from onnx_attnfuse.reasons import Reason
 from onnx_attnfuse_cli.main import main

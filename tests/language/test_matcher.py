@@ -12,7 +12,7 @@ from onnx_attnfuse import OptionError
 from onnx_attnfuse.language import Pattern, Tensor, equation, exp, number, pattern, softmax, sum, tanh  # noqa: A004
 from onnx_attnfuse.language.matcher.discrimination_net import Net
 from onnx_attnfuse.testing import as_model, assert_fuses, assert_refuses
-from onnx_attnfuse.testing.checking import check
+from onnx_attnfuse.testing.asserting import check
 
 
 @pattern

@@ -10,8 +10,8 @@ import pytest
 from onnx import numpy_helper
 
 import onnx_attnfuse
+from onnx_attnfuse.verify.float32_copy import has_float16, rounded
 from onnx_attnfuse.verify.options import Trials
-from onnx_attnfuse.verify.rounding import has_float16, rounded
 from tests.support.bundled import run
 
 _SUM = """<ir_version: 8, opset_import: ["" : {opset}]>

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Iterable
 
 import onnx_ir as ir
 
@@ -17,9 +18,7 @@ from onnx_attnfuse.attention.masks.mask_terms import is_binary
 from onnx_attnfuse.attention.match import operands, roundings
 from onnx_attnfuse.attention.match.axis_lengths import unify_lengths, wider
 from onnx_attnfuse.attention.match.cache import read_cache
-from onnx_attnfuse.attention.match.heads import find_heads
 from onnx_attnfuse.attention.match.maxima import largest_of
-from onnx_attnfuse.attention.match.narrowing_casts import check_types
 from onnx_attnfuse.attention.match.renormalized import in_front, renormalization
 from onnx_attnfuse.attention.match.roles import with_roles
 from onnx_attnfuse.attention.match.score_form import fold
@@ -41,6 +40,7 @@ from onnx_attnfuse.attention.match.weights import WeightPath, read_weights
 from onnx_attnfuse.attention.roundings import Rounding
 from onnx_attnfuse.attention.spec import AttentionSpec, Mask, RowRule, ScaleValue, mask_operands
 from onnx_attnfuse.graph.constants import has_unknown_attribute
+from onnx_attnfuse.graph.dtypes import narrows
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.sizes import Dim
 from onnx_attnfuse.graph.uses import viewers
@@ -307,3 +307,51 @@ def _operand(value: ir.Value, taken: Taken[WeightStep], facts: Facts) -> Indexed
     if axes is None:
         raise Refused("unknown-rank", f"the rank of '{value.name}' is unknown", taken.node.name)
     return IndexedValue(value, axes)
+
+
+def find_heads(batch_axis: Axis, channel_axis: Axis, indexed: Iterable[IndexedValue], scores: Axes) -> Axis:
+    """The factors that are heads: those which share an axis with the channels somewhere, else the innermost of the batch axes.
+
+    Args:
+        batch_axis: All factors that are neither rows nor columns nor channels.
+        channel_axis: The factors of the channels of queries, keys and values.
+        indexed: Operands and results in all their layouts, those to be believed first, first.
+        scores: The axes of the scores.
+    """
+    batch = leaves(batch_axis)
+    channels = set(leaves(channel_axis))
+    for candidate in indexed:
+        for axis in candidate.axes:
+            parts = leaves(axis)
+            heads = [part for part in parts if part in batch]
+            if heads and not channels.isdisjoint(parts) and all(isinstance(head.size, int) for head in heads):
+                return tuple(part for part in batch if part in heads)
+    inner = [leaves(axis) for axis in scores if leaves(axis) and set(leaves(axis)) <= set(batch)]
+    if len(inner) > 1 and all(isinstance(part.size, int) for part in inner[-1]):
+        return inner[-1]
+    return ()
+
+
+def check_types(scores: ScorePath, weights: WeightPath, softmax: ir.Value, facts: Facts) -> None:
+    """Refuses an attention that rounds its scores, or rounds its weights and goes on in a wider type.
+
+    Args:
+        scores: From the product of queries and keys to the softmax.
+        weights: From the softmax to the product with the values.
+        softmax: The attention weights as the softmax gives them.
+        facts: Types of the graph's values.
+
+    Raises:
+        Refused: With the node that rounds, code `narrowed-scores` or `narrowed-weights`.
+    """
+    for taken in scores.steps:
+        before, after = facts.dtype(taken.step.scores), facts.dtype(taken.node.outputs[0])
+        if before is not None and after is not None and narrows(before, after):
+            message = f"the scores are cast from {before.name.lower()} to {after.name.lower()}, which rounds them"
+            raise Refused("narrowed-scores", message, taken.node.name)
+    ends = (facts.dtype(softmax), facts.dtype(weights.value.value))
+    for node in weights.nodes:
+        inner = facts.dtype(node.outputs[0])
+        if inner is not None and all(narrows(end, inner) for end in ends):
+            message = f"the weights are cast to {inner.name.lower()}, and multiplied with values of a wider type"
+            raise Refused("narrowed-weights", message, node.name)
