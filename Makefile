@@ -16,8 +16,9 @@ PACKAGES_webgpu := onnxruntime-webgpu==1.27.0
 LINT = $(BIN)/ruff format --check . && $(BIN)/ruff check . && $(BIN)/lint-imports
 QUICK := tests/graph tests/attention tests/language/test_matcher.py tests/language/test_equivalents.py tests/test_cases.py tests/cli/test_bad_input.py
 INSTALL := $(BIN)/python -m pip install --quiet --constraint constraints.txt --editable
+ARCHITECTURES := albert bart bert bloom clip_vision deberta_v2 distilbert gemma3 gpt2 llama_past modernbert opt phi3 qwen3_past roberta sam_vision swin t5 vit whisper_decoder
 
-.PHONY: help demo quick test test-all test-lowest test-browser test-olive test-models test-genai test-openvino test-qnn test-webgpu test-web providers test-training training-modules record-training docs readme support reasons schemas provider-pages coverage drift fuzz bench clean
+.PHONY: help demo quick test test-all test-lowest test-browser test-olive test-models test-genai test-openvino test-qnn test-webgpu test-web providers test-training training-modules record-training docs readme support reasons schemas provider-pages coverage gallery drift fuzz bench clean
 
 help:  ## What can be made.
 	@awk -F ':.*  ## ' '/^[a-z-]+:.*  ## / {printf "  %-18s%s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -105,6 +106,10 @@ record-training: .venv-training/done .venv-training-newest/done  ## Gradient gra
 coverage: .venv/models  ## Export the zoo, fuse all of it, compare the outputs.
 	$(BIN)/python -m models.export --out build/zoo
 	$(BIN)/python -m models.coverage build/zoo
+
+gallery: .venv/models  ## A page for each of twenty architectures, with a list, into build/gallery.
+	$(BIN)/python -m models.export --out build/architectures --only "$$(printf '%s__dyn18__eager,' $(ARCHITECTURES))"
+	$(BIN)/attnfuse optimize build/architectures --dry-run --ep cpu --report build/gallery
 
 drift:  ## The zoo's small recipes and the bundled models over versions of onnx, onnxruntime, onnxscript and transformers, each in an environment of its own, into benchmarks/results; hours.
 	$(PYTHON) -m benchmarks.drift --to benchmarks/results/drift.md

@@ -25,11 +25,13 @@ if TYPE_CHECKING:
     from onnx_attnfuse.training.ortmodule.hook import disable, enable
     from onnx_attnfuse.training.ortmodule.module import ORTModule
     from onnx_attnfuse.training.pytorch.module import fuse
+    from onnx_attnfuse.training.pytorch.reports import REPORTS
     from onnx_attnfuse.training.report import TrainingReport, TrainingSiteReport
 
-__all__ = ["ORTModule", "Policy", "TrainingReport", "TrainingSiteReport", "disable", "enable", "fuse", "wrap"]
+__all__ = ["REPORTS", "ORTModule", "Policy", "TrainingReport", "TrainingSiteReport", "disable", "enable", "fuse", "wrap"]
 
 _HOMES = {
+    "REPORTS": "pytorch.reports",
     "ORTModule": "ortmodule.module",
     "TrainingReport": "report",
     "TrainingSiteReport": "report",

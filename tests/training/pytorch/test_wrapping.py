@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from onnx_attnfuse.errors import MissingDependencyError, OptionError
 from onnx_attnfuse.kernels.policy import Policy
-from onnx_attnfuse.training import fuse, wrap
+from onnx_attnfuse.training import REPORTS, fuse, wrap
 from onnx_attnfuse.training.pytorch.reports import Reports
 from tests.training.modules import CASES, LOWEST
 from tests.training.pytorch import masked
@@ -266,6 +266,13 @@ def test_calls_of_the_module_itself_are_counted_apart() -> None:
     module(**CASES["torch_causal"].inputs())
     (report,) = module.attention_reports
     assert report.lines()[0].startswith("attnfuse: 0 of 1 attentions fused, 1 kept as the module's own call, ")
+
+
+def test_reports_of_modules_that_torch_compile_made_are_kept_together() -> None:
+    before = len(REPORTS)
+    torch.compile(Masked(masked.triangle), backend="attnfuse", options={"rest": "eager"})(**given())
+    (report,) = REPORTS[before:]
+    assert report.fused == 1
 
 
 def test_a_variable_that_cannot_be_read_is_one_error_before_anything_is_captured(monkeypatch) -> None:
