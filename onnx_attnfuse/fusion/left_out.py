@@ -9,10 +9,9 @@ import onnx_ir as ir
 
 from onnx_attnfuse.attention.match.candidates import Candidate
 from onnx_attnfuse.attention.spec import AttentionSpec, plain_masks
-from onnx_attnfuse.graph.detach import Detached, detach
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.rounding import read_pair
-from onnx_attnfuse.graph.sweep import sweep
+from onnx_attnfuse.graph.sweep import Detached, detach, sweep
 from onnx_attnfuse.graph.uses import label
 from onnx_attnfuse.report.model import SiteReport
 

@@ -20,9 +20,8 @@ from onnx_attnfuse.kernels.operators import by_key
 from onnx_attnfuse.kernels.support import supported
 from onnx_attnfuse.mixers.candidates import Mixer, MixerKind, find_mixers
 from onnx_attnfuse.mixers.convolutions import fused_convolution
-from onnx_attnfuse.mixers.proofs import proved
 from onnx_attnfuse.mixers.recurrences import fused_step
-from onnx_attnfuse.mixers.replacement import Replacement
+from onnx_attnfuse.mixers.rewrite import Replacement, proved
 from onnx_attnfuse.reasons import Reason, Refused
 from onnx_attnfuse.report.model import MixerReport
 from onnx_attnfuse.rewriting import GraphContext

@@ -28,17 +28,17 @@ from onnx_attnfuse.fusion.shared_cache.merged import Merged
 from onnx_attnfuse.fusion.shared_cache.report import SharedCache
 from onnx_attnfuse.fusion.site import SiteFuser
 from onnx_attnfuse.graph.build import builder_for
+from onnx_attnfuse.graph.edit import Snapshot
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.opset import Opset
 from onnx_attnfuse.graph.order import NodeOrder
 from onnx_attnfuse.graph.quantised_operators import DecomposedOperators
 from onnx_attnfuse.graph.scopes import Scope, all_names, count_ops
-from onnx_attnfuse.graph.snapshot import Snapshot
 from onnx_attnfuse.kernels.conformance import table_for
 from onnx_attnfuse.kernels.device import resolve, runtime_version
 from onnx_attnfuse.kernels.ort_settings import Session
 from onnx_attnfuse.kernels.policy import Policy
-from onnx_attnfuse.language.matcher.near_miss import Trace
+from onnx_attnfuse.language.matcher.match_state import Trace
 from onnx_attnfuse.language.registry.registry import Catalogue
 from onnx_attnfuse.options import Options
 from onnx_attnfuse.reasons import Reason

@@ -21,14 +21,14 @@ from onnx_attnfuse.fusion.pattern_rewrites.onnxscript_rules import apply_rules
 from onnx_attnfuse.fusion.plan_policy import needs_all_kernels
 from onnx_attnfuse.fusion.report_site import as_asked, nodes_by_role, roundings_of
 from onnx_attnfuse.fusion.site import SiteFuser
-from onnx_attnfuse.graph import arguments, no_ops
+from onnx_attnfuse.graph import arguments, sweep
 from onnx_attnfuse.graph.constants import all_nodes
+from onnx_attnfuse.graph.edit import Snapshot
 from onnx_attnfuse.graph.fixed_sizes import input_sizes
 from onnx_attnfuse.graph.folding import fold
 from onnx_attnfuse.graph.ops import CONTRIB, is_attention
 from onnx_attnfuse.graph.order import is_sorted
 from onnx_attnfuse.graph.quantised_operators import decompose_quantised as decompose_operators
-from onnx_attnfuse.graph.snapshot import Snapshot
 from onnx_attnfuse.graph.sweep import sweep_unused
 from onnx_attnfuse.graph.tensors import bodies
 from onnx_attnfuse.graph.uses import label
@@ -50,7 +50,7 @@ def drop_needless(graph: PassContext) -> int:
     """Removes each Identity, and unused nodes, of a graph with attention, which then has fewer forms."""
     if not any(node.op_type in _MAY_BEGIN or is_attention(node) for node in graph.scope.graph):
         return 0
-    return no_ops.drop_inner_identities(graph.scope.graph) + sweep_unused(tuple(graph.scope.graph))
+    return sweep.drop_inner_identities(graph.scope.graph) + sweep_unused(tuple(graph.scope.graph))
 
 
 def embed_arguments(run: Run) -> int:

@@ -21,7 +21,7 @@ from onnx_attnfuse.fusion.enabling import AFTER, BEFORE
 from onnx_attnfuse.fusion.pass_context import ModelPass, Pass, PassContext, Run
 from onnx_attnfuse.graph import faults, io
 from onnx_attnfuse.graph.scopes import scopes
-from onnx_attnfuse.language.matcher.near_miss import Trace
+from onnx_attnfuse.language.matcher.match_state import Trace
 from onnx_attnfuse.language.registry.discovery import load
 from onnx_attnfuse.options import Options
 from onnx_attnfuse.report.model import Report

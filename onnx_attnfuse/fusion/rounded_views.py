@@ -22,13 +22,12 @@ from onnx_attnfuse.attention.match.candidates import Candidate
 from onnx_attnfuse.containment import Subject
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.constants import attributes, constant_array, is_standard
-from onnx_attnfuse.graph.detach import Detached, detach
 from onnx_attnfuse.graph.edit import connect
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.ops import REARRANGES, REPEATS
 from onnx_attnfuse.graph.rounding import QdqPair, quantizes, read_pair
 from onnx_attnfuse.graph.scaling import read_scaling
-from onnx_attnfuse.graph.sweep import sweep
+from onnx_attnfuse.graph.sweep import Detached, detach, sweep
 from onnx_attnfuse.graph.uses import label, viewers
 from onnx_attnfuse.rewriting import GraphContext
 

@@ -10,7 +10,7 @@ from onnx_attnfuse.assumptions import named_in_order
 from onnx_attnfuse.attention.masks.assumed import assumed_by
 from onnx_attnfuse.attention.masks.classify import understand
 from onnx_attnfuse.attention.match.candidates import Candidate, anchor_of, read_candidate
-from onnx_attnfuse.attention.match.step_readers import Readers
+from onnx_attnfuse.attention.match.steps import Readers
 from onnx_attnfuse.attention.spec import AttentionSpec, with_plain_mask
 from onnx_attnfuse.containment import Subject
 from onnx_attnfuse.fusion.build_site import Built, SiteBuilder

@@ -21,10 +21,9 @@ from onnx_attnfuse.graph.build import Builder, builder_for
 from onnx_attnfuse.graph.constants import Array, all_nodes, attribute, is_constant
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.facts_view import Dims
-from onnx_attnfuse.graph.no_ops import drop_identities
 from onnx_attnfuse.graph.ops import CASTS, ELEMENTWISE, REARRANGES, REPEATS, SLICES, is_standard
 from onnx_attnfuse.graph.scopes import all_names, scopes
-from onnx_attnfuse.graph.sweep import sweep
+from onnx_attnfuse.graph.sweep import drop_identities, sweep
 from onnx_attnfuse.graph.tensors import bodies
 
 _MOST_NUMBERS = 1 << 12

@@ -17,12 +17,11 @@ import onnx_ir as ir
 
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.constants import attribute, attributes, given, is_standard
-from onnx_attnfuse.graph.detach import Detached, detach
 from onnx_attnfuse.graph.edit import connect
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.ops import CASTS, CONTRIB, REARRANGES, REPEATS, SLICES, is_contrib, plain_domain, read_as
 from onnx_attnfuse.graph.rounding import dequantizes, quantizes
-from onnx_attnfuse.graph.sweep import sweep
+from onnx_attnfuse.graph.sweep import Detached, detach, sweep
 from onnx_attnfuse.graph.uses import label
 
 _VIEWS = REARRANGES | REPEATS | SLICES

@@ -7,7 +7,7 @@ Everything an author needs is here; `docs/write-a-pattern.md` shows how.
 
 from __future__ import annotations
 
-from onnx_attnfuse.attention.match.step_readers import ScoreStepReader, WeightStepReader
+from onnx_attnfuse.attention.match.steps import ScoreStepReader, WeightStepReader
 from onnx_attnfuse.language.decorators import (
     Equation,
     Operator,

@@ -16,11 +16,10 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, TypeAlias, overload
 
-from onnx_attnfuse.attention.match.step_readers import ScoreReader, ScoreStepReader, WeightReader, WeightStepReader
+from onnx_attnfuse.attention.match.steps import ScoreReader, ScoreStepReader, WeightReader, WeightStepReader
 from onnx_attnfuse.errors import OptionError
 from onnx_attnfuse.graph.ops import STANDARD
-from onnx_attnfuse.language.expression import Tensor
-from onnx_attnfuse.language.optional import combined, either
+from onnx_attnfuse.language.expression import Tensor, combined, either
 from onnx_attnfuse.language.validation import check_pattern
 from onnx_attnfuse.reasons import Reason
 

@@ -6,13 +6,16 @@
 
 A `Tensor` is not data but a formula. Rows and columns are its last two axes; the axes before them, batch and heads, are
 left to the engine, as is the order in which a graph keeps its axes. `softmax`, `sum`, `max` and `concat` run along the columns.
+
+Operands that a graph may lack are parameters with the default None: the function is asked once for each combination, and its
+results become one formula with alternatives.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
-from typing import TypeAlias, Union
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeAlias, TypeVar, Union
 
 from onnx_attnfuse.errors import OptionError
 
@@ -296,3 +299,46 @@ def write(tensor: Tensor, outer: int = 0) -> str:
         inner.append(repr(tensor.attribute("expression")))
     name = _NAMES.get(tensor.op, tensor.op.lower())
     return f"{name}({', '.join(inner)})"
+
+
+GIVEN, NONE = "given", "none"
+_Returned = TypeVar("_Returned")
+Asked = Callable[[Mapping[str, "Tensor | None"]], _Returned]
+
+
+def combined(
+    ask: Asked[_Returned],
+    operands: Sequence[str],
+    optional: Sequence[str],
+    join: Callable[[str, _Returned, _Returned], _Returned],
+) -> _Returned:
+    """The return values of a function of operands, with and without each optional one, joined to one.
+
+    Args:
+        ask: The function, of operands by name.
+        operands: Their names.
+        optional: The names of those that may be None.
+        join: Makes one of what was returned with an operand, whose name comes first, and without it.
+    """
+    return _combined(ask, {name: variable(name) for name in operands}, tuple(optional), join)
+
+
+def _combined(
+    ask: Asked[_Returned],
+    given: Mapping[str, Tensor | None],
+    open_: tuple[str, ...],
+    join: Callable[[str, _Returned, _Returned], _Returned],
+) -> _Returned:
+    if not open_:
+        return ask(given)
+    first, *rest = open_
+    return join(
+        first,
+        _combined(ask, given, tuple(rest), join),
+        _combined(ask, {**given, first: None}, tuple(rest), join),
+    )
+
+
+def either(operand: str, with_it: Tensor, without: Tensor) -> Tensor:
+    """A formula with two spellings, by whether an operand is given."""
+    return any_of(operand, **{GIVEN: with_it, NONE: without})

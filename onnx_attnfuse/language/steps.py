@@ -6,8 +6,7 @@ A *step reader* looks at one node and says which of its inputs carries the score
 
 from __future__ import annotations
 
-from onnx_attnfuse.attention.match.maxima import maximum_of
-from onnx_attnfuse.attention.match.shares import renormalized
+from onnx_attnfuse.attention.match.softmax import maximum_of, renormalized
 from onnx_attnfuse.attention.match.steps import (
     Added,
     Floored,
@@ -29,8 +28,8 @@ from onnx_attnfuse.attention.match.steps import (
     WeightStep,
     Zeroed,
 )
-from onnx_attnfuse.graph.no_ops import is_whole
 from onnx_attnfuse.graph.rounding import read_pair, same_rounded
+from onnx_attnfuse.graph.sweep import is_whole
 from onnx_attnfuse.thresholds import NO_EXPONENTIAL
 
 __all__ = [

@@ -6,9 +6,8 @@ import math
 from collections.abc import Iterator, Sequence
 
 from onnx_attnfuse.errors import OptionError
-from onnx_attnfuse.language.expression import Tensor
+from onnx_attnfuse.language.expression import NONE, Tensor
 from onnx_attnfuse.language.normal_form import Choices, Form, kind_of, names_of, normal, slot_groups, too_many, variants
-from onnx_attnfuse.language.optional import NONE
 
 _DEFINING = {"Rows": "rows", "Columns": "columns", "Rearrange": "rearrange"}
 

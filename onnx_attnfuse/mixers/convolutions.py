@@ -17,7 +17,7 @@ from onnx_attnfuse.graph.constants import attribute, is_constant
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.ops import CONTRIB, is_standard
 from onnx_attnfuse.mixers.candidates import Mixer
-from onnx_attnfuse.mixers.replacement import Replacement, with_state
+from onnx_attnfuse.mixers.rewrite import Replacement, with_state
 from onnx_attnfuse.reasons import Refused
 
 OPERATOR = "CausalConvWithState"

@@ -4,7 +4,7 @@
     sum of that state times a query, along the keys                             its result
 
 The operands of the state are executed symbolically. The sum falls into a product with the old state, which is the decay, and one
-without it, whose factors vary along the keys, along the values, or along neither. `mixers.proofs` decides whether that is all.
+without it, whose factors vary along the keys, along the values, or along neither. `mixers.rewrite` decides whether that is all.
 """
 
 from __future__ import annotations
@@ -24,9 +24,7 @@ from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.ops import CONTRIB, REARRANGES, REPEATS, is_standard
 from onnx_attnfuse.graph.sizes import Dim
 from onnx_attnfuse.mixers.candidates import Mixer
-from onnx_attnfuse.mixers.layouts import in_order, narrowed, ungrouped
-from onnx_attnfuse.mixers.proofs import Reading, is_heavy
-from onnx_attnfuse.mixers.replacement import Replacement, with_state
+from onnx_attnfuse.mixers.rewrite import Reading, Replacement, in_order, is_heavy, narrowed, ungrouped, with_state
 from onnx_attnfuse.reasons import Refused
 
 OPERATOR = "LinearAttention"

@@ -18,7 +18,7 @@ from onnx_attnfuse.graph.ops import CONTRIB
 from onnx_attnfuse.graph.tensors import bodies
 from onnx_attnfuse.graph.uses import label
 from onnx_attnfuse.language.decorators import Pattern
-from onnx_attnfuse.language.matcher.near_miss import Miss, Trace
+from onnx_attnfuse.language.matcher.match_state import Miss, Trace
 from onnx_attnfuse.language.registry.discovery import load
 from onnx_attnfuse.options import Options
 from onnx_attnfuse.report.model import Report, SiteReport

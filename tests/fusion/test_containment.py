@@ -16,8 +16,7 @@ import pytest
 import onnx_attnfuse
 from onnx_attnfuse.fusion.packing.packer import Packer
 from onnx_attnfuse.fusion.site import SiteFuser
-from onnx_attnfuse.graph.edit import connect
-from onnx_attnfuse.graph.snapshot import Snapshot
+from onnx_attnfuse.graph.edit import Snapshot, connect
 from onnx_attnfuse_cli.main import main
 from tests.support.small_models import parsed, written
 

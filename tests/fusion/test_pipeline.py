@@ -11,7 +11,7 @@ import pytest
 import onnx_attnfuse
 from onnx_attnfuse.fusion import pass_context, pipeline
 from onnx_attnfuse.fusion.pass_context import ModelPass, Pass, PassContext
-from onnx_attnfuse.graph.snapshot import Snapshot
+from onnx_attnfuse.graph.edit import Snapshot
 from tests.fusion.test_containment import BERT, LAYERS, MODEL, same, x
 from tests.support.bundled import BUNDLED, name_of
 from tests.support.small_models import LINEAR, parsed

@@ -21,9 +21,8 @@ from onnx_attnfuse.language import (
     sqrt,
     sum,  # noqa: A004
 )
-from onnx_attnfuse.language.equivalents import equivalents
 from onnx_attnfuse.language.matcher.discrimination_net import Net
-from onnx_attnfuse.language.normal_form import normal
+from onnx_attnfuse.language.normal_form import equivalents, normal
 from onnx_attnfuse.testing import assert_fuses, assert_refuses
 
 HEAD = """<ir_version: 10, opset_import: ["" : 18]>

@@ -118,4 +118,6 @@ def test_on_a_provider_that_is_not_known_to_add_it_the_cache_is_as_it_was() -> N
     assert shared(model).report.decoder is not None
     result = shared(model, ep="cuda", arch="sm90")
     assert result.report.decoder is None
-    assert any("beside lengths on cuda" in reason.message for site in result.report.sites for reason in site.reasons)
+    assert any(
+        "a bias together with lengths on cuda" in reason.message for site in result.report.sites for reason in site.reasons
+    )

@@ -127,6 +127,8 @@ class Bounds:
             return abs(value) <= _SMALL
         if part.op == "element":
             return self.of_term(part) == _ORDINARY
+        if part.data == "Div" and (divisor := constant_of(part.args[1])) is not None and abs(divisor) < 1:
+            return False  # as large a factor as may be
         return part.op == "apply" and part.data not in {*_UNBOUNDED, "Log"} and all(map(self._is_computed, part.args))
 
     @property

@@ -9,9 +9,8 @@ import onnx_ir as ir
 from onnx_attnfuse.attention.axes.factors import Axes, Axis, Factor, leaves
 from onnx_attnfuse.attention.axes.views import IndexedValue, aligned, upward
 from onnx_attnfuse.attention.match.contraction import Contraction, operand_axes, read_contraction
-from onnx_attnfuse.attention.match.maxima import is_one_for_all_keys
-from onnx_attnfuse.attention.match.step_readers import Readers
-from onnx_attnfuse.attention.match.steps import Passed, Rounded, ScoreStep, Shifted, Taken
+from onnx_attnfuse.attention.match.softmax import is_one_for_all_keys
+from onnx_attnfuse.attention.match.steps import Passed, Readers, Rounded, ScoreStep, Shifted, Taken
 from onnx_attnfuse.graph.constants import is_constant
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.rounding import why_no_pair

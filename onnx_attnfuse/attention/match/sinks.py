@@ -10,8 +10,7 @@ import dataclasses
 
 import onnx_ir as ir
 
-from onnx_attnfuse.attention.match.maxima import maximum_of
-from onnx_attnfuse.attention.match.softmax import Softmax
+from onnx_attnfuse.attention.match.softmax import Softmax, maximum_of
 from onnx_attnfuse.graph.constants import attribute, is_standard
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.rules.reading import axes_of, slice_bounds

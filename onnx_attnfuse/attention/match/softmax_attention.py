@@ -16,18 +16,17 @@ from onnx_attnfuse.attention.masks.index_reader import Reader
 from onnx_attnfuse.attention.masks.intervals import Bounds
 from onnx_attnfuse.attention.masks.mask_terms import is_binary
 from onnx_attnfuse.attention.match import operands, roundings
-from onnx_attnfuse.attention.match.axis_lengths import unify_lengths, wider
 from onnx_attnfuse.attention.match.cache import read_cache
-from onnx_attnfuse.attention.match.maxima import largest_of
+from onnx_attnfuse.attention.match.operands import unify_lengths, wider
 from onnx_attnfuse.attention.match.renormalized import in_front, renormalization
 from onnx_attnfuse.attention.match.roles import with_roles
 from onnx_attnfuse.attention.match.score_form import fold
 from onnx_attnfuse.attention.match.scores import Product, ScorePath, read_scores
-from onnx_attnfuse.attention.match.softmax import Softmax
-from onnx_attnfuse.attention.match.step_readers import Readers
+from onnx_attnfuse.attention.match.softmax import Softmax, largest_of
 from onnx_attnfuse.attention.match.steps import (
     LowZeroed,
     NaNZeroed,
+    Readers,
     ScoreStep,
     Shifted,
     Taken,

@@ -9,8 +9,7 @@ import onnx_ir as ir
 from onnx_attnfuse.attention.axes.factors import Axis, Factor, leaves
 from onnx_attnfuse.attention.axes.views import IndexedValue, downward
 from onnx_attnfuse.attention.match.contraction import Contraction, operand_axes, read_contraction
-from onnx_attnfuse.attention.match.step_readers import Readers
-from onnx_attnfuse.attention.match.steps import Kept, Taken, Weighted, WeightStep, Zeroed
+from onnx_attnfuse.attention.match.steps import Kept, Readers, Taken, Weighted, WeightStep, Zeroed
 from onnx_attnfuse.graph.constants import is_standard
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.rounding import why_no_pair

@@ -12,9 +12,8 @@ import onnx_ir as ir
 from onnx_attnfuse.containment import Subject, contained
 from onnx_attnfuse.fusion.pattern_rewrites.undoable_rewrite import NewNodes, PatternRewriter
 from onnx_attnfuse.graph.uses import label, producer_of, viewers
-from onnx_attnfuse.language.matcher.match_state import Match
+from onnx_attnfuse.language.matcher.match_state import Match, Trace
 from onnx_attnfuse.language.matcher.matcher import Matcher
-from onnx_attnfuse.language.matcher.near_miss import Trace
 from onnx_attnfuse.language.matcher.replacement import write
 from onnx_attnfuse.reasons import Refused
 

@@ -11,7 +11,7 @@ from onnx_attnfuse.fusion.pattern_rewrites.undoable_rewrite import PatternRewrit
 from onnx_attnfuse.graph.constants import is_constant
 from onnx_attnfuse.graph.sweep import sweep
 from onnx_attnfuse.graph.uses import label
-from onnx_attnfuse.language.registry.onnxscript_rules import GraphRule
+from onnx_attnfuse.language.registry.registry import GraphRule
 from onnx_attnfuse.reasons import Reason, Refused
 from onnx_attnfuse.rewriting import Edit, GraphContext
 

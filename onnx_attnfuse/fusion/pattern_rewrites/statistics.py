@@ -10,7 +10,7 @@ from typing import Concatenate, ParamSpec, TypeVar
 
 import onnx_ir as ir
 
-from onnx_attnfuse.attention.match.step_readers import Readers
+from onnx_attnfuse.attention.match.steps import Readers
 from onnx_attnfuse.containment import Subject, failed
 from onnx_attnfuse.graph.uses import label
 from onnx_attnfuse.reasons import Refused

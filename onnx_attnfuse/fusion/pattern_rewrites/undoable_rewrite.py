@@ -10,9 +10,8 @@ import onnx_ir as ir
 
 from onnx_attnfuse.containment import FAILED
 from onnx_attnfuse.fusion.pattern_rewrites.statistics import PatternStatistics
-from onnx_attnfuse.graph.detach import Detached, detach
 from onnx_attnfuse.graph.edit import connect
-from onnx_attnfuse.graph.sweep import sweep
+from onnx_attnfuse.graph.sweep import Detached, detach, sweep
 from onnx_attnfuse.graph.uses import label
 from onnx_attnfuse.language.registry.registry import Catalogue
 from onnx_attnfuse.reasons import Reason

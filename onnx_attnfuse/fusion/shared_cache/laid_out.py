@@ -20,7 +20,7 @@ from onnx_attnfuse.attention.axes.rearrange import arrange, is_view
 from onnx_attnfuse.attention.axes.views import IndexedValue, upward
 from onnx_attnfuse.attention.match.cache import appending
 from onnx_attnfuse.attention.match.candidates import find_candidates
-from onnx_attnfuse.attention.match.step_readers import Readers
+from onnx_attnfuse.attention.match.steps import Readers
 from onnx_attnfuse.attention.spec import AttentionSpec
 from onnx_attnfuse.fusion.shared_cache.interface import POSITIONS
 from onnx_attnfuse.fusion.shared_cache.lengths import is_copy

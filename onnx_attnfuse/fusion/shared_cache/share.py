@@ -37,10 +37,10 @@ from onnx_attnfuse.fusion.shared_cache.report import SharedCache
 from onnx_attnfuse.fusion.shared_cache.static import is_static, read_static
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.constants import is_standard, subgraphs
+from onnx_attnfuse.graph.edit import Snapshot
 from onnx_attnfuse.graph.ops import is_attention
 from onnx_attnfuse.graph.order import NodeOrder
 from onnx_attnfuse.graph.sizes import resolved
-from onnx_attnfuse.graph.snapshot import Snapshot
 from onnx_attnfuse.graph.uses import label
 from onnx_attnfuse.kernels.forecast import forecast
 from onnx_attnfuse.kernels.support import supported

@@ -12,9 +12,20 @@ from typing import TypeAlias
 
 from onnx_attnfuse.errors import OptionError
 from onnx_attnfuse.language.decorators import Pattern
-from onnx_attnfuse.language.equivalents import equivalents
 from onnx_attnfuse.language.expression import Attribute
-from onnx_attnfuse.language.normal_form import Choices, FactorProduct, Form, Literal, Op, Slotted, Var, kind_of, normal, variants
+from onnx_attnfuse.language.normal_form import (
+    Choices,
+    FactorProduct,
+    Form,
+    Literal,
+    Op,
+    Slotted,
+    Var,
+    equivalents,
+    kind_of,
+    normal,
+    variants,
+)
 
 Slot: TypeAlias = tuple[str, int]
 """(kind, ordinal among the slots of that kind)."""

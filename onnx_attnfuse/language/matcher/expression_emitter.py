@@ -14,7 +14,7 @@ import onnx_ir as ir
 from onnx_attnfuse.attention.axes.factors import Axes, Factor
 from onnx_attnfuse.attention.axes.rearrange import arrange
 from onnx_attnfuse.attention.axes.views import IndexedValue
-from onnx_attnfuse.attention.match.maxima import maximum_of
+from onnx_attnfuse.attention.match.softmax import maximum_of
 from onnx_attnfuse.errors import OptionError
 from onnx_attnfuse.graph import sizes
 from onnx_attnfuse.graph.build import Builder

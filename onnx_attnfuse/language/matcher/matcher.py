@@ -15,8 +15,7 @@ import onnx_ir as ir
 
 from onnx_attnfuse.attention.axes.factors import new_axes, refined
 from onnx_attnfuse.attention.axes.views import IndexedValue
-from onnx_attnfuse.attention.match.step_readers import Readers
-from onnx_attnfuse.attention.match.steps import Scaled
+from onnx_attnfuse.attention.match.steps import Readers, Scaled
 from onnx_attnfuse.graph.constants import constant_array
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.language.matcher.discrimination_net import (
@@ -30,8 +29,7 @@ from onnx_attnfuse.language.matcher.discrimination_net import (
     Token,
     Variant,
 )
-from onnx_attnfuse.language.matcher.match_state import Bound, FilledSlot, Goal, Match, MatchedGuard, State
-from onnx_attnfuse.language.matcher.near_miss import Trace
+from onnx_attnfuse.language.matcher.match_state import Bound, FilledSlot, Goal, Match, MatchedGuard, State, Trace
 from onnx_attnfuse.language.matcher.operands import TOLERANCE, OperandGoals, factors_of
 from onnx_attnfuse.language.matcher.traverse import Traversal
 

@@ -18,10 +18,9 @@ from onnx_attnfuse.attention.match.softmax import softmax_axis
 from onnx_attnfuse.graph.constants import attribute, is_standard
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.rules.reading import axes_of
-from onnx_attnfuse.language.equivalents import REDUCTIONS
 from onnx_attnfuse.language.matcher.discrimination_net import AnOp
 from onnx_attnfuse.language.matcher.match_state import Goal, State
-from onnx_attnfuse.language.normal_form import COMMUTATIVE
+from onnx_attnfuse.language.normal_form import COMMUTATIVE, REDUCTIONS
 
 TOLERANCE = 1e-5
 """How far a number in a graph may be from the one in a formula: exporters round to float32."""

@@ -11,7 +11,7 @@ import onnx_ir as ir
 from onnx_attnfuse.attention.axes.factors import Axes, Axis, leaves
 from onnx_attnfuse.attention.axes.rearrange import arrange
 from onnx_attnfuse.attention.axes.views import IndexedValue, aligned
-from onnx_attnfuse.attention.match.maxima import is_one_for_all_keys
+from onnx_attnfuse.attention.match.softmax import is_one_for_all_keys
 from onnx_attnfuse.attention.match.steps import (
     Added,
     Floored,

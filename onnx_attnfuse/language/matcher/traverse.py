@@ -8,13 +8,13 @@ from collections.abc import Iterator, Mapping
 import onnx_ir as ir
 
 from onnx_attnfuse.attention.axes.views import IndexedValue, aligned, upward
-from onnx_attnfuse.attention.match.step_readers import Readers
 from onnx_attnfuse.attention.match.steps import (
     Added,
     Floored,
     NaNZeroed,
     Negated,
     Passed,
+    Readers,
     Replaced,
     Scaled,
     ScoreStep,

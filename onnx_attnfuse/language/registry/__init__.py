@@ -1,1 +1,1 @@
-"""The registry of a run's patterns (`registry`): where they come from (`discovery`), and onnxscript's (`onnxscript_rules`)."""
+"""The registry of a run's patterns (`registry`): where they come from (`discovery`)."""

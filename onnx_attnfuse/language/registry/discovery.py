@@ -24,12 +24,11 @@ import types
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from onnx_attnfuse.attention.match.step_readers import ScoreStepReader, WeightStepReader
+from onnx_attnfuse.attention.match.steps import ScoreStepReader, WeightStepReader
 from onnx_attnfuse.containment import Failure
 from onnx_attnfuse.errors import OptionError
 from onnx_attnfuse.language.decorators import Operator, Pattern
-from onnx_attnfuse.language.registry.onnxscript_rules import rules_in
-from onnx_attnfuse.language.registry.registry import BUILT_IN, Catalogue, Entry
+from onnx_attnfuse.language.registry.registry import BUILT_IN, Catalogue, Entry, rules_in
 from onnx_attnfuse.options import Options
 
 GROUP = "onnx_attnfuse.patterns"
