@@ -274,11 +274,14 @@ def test_the_command_forecasts_for_each_device_that_is_named(tmp_path: pathlib.P
 
 def test_layers_share_a_line_unless_each_is_wanted(capsys: pytest.CaptureFixture[str]) -> None:
     path = next(str(path) for path in BUNDLED if path.stem.startswith("vit"))
-    names = {"": ["node_Softmax_*", "×2"], "-v": ["node_Softmax_75", "node_Softmax_148"]}
+    names = {
+        "": ["model.layers.{0..1}.attention", "×2"],
+        "-v": ["model.layers.0.attention", "(node_Softmax_75)", "model.layers.1.attention", "(node_Softmax_148)"],
+    }
     for option, expected in names.items():
         assert main(["kernels", path, "--arch", "sm80", *filter(None, [option])]) == 0
         words = capsys.readouterr().out.split()
-        assert [word for word in words if "Softmax" in word or "×2" in word] == expected
+        assert [word for word in words if "Softmax" in word or "×2" in word or "layers" in word] == expected
 
 
 @pytest.mark.parametrize(
