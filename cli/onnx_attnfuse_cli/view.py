@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.server
 import pathlib
 import urllib.parse
@@ -66,13 +67,11 @@ def command(context: click.Context, *, model: Sequence[pathlib.Path], port: int,
         raise click.UsageError(f"port {port} cannot be used: {error.strerror}; choose another --port") from error
     with server:
         server.pages = _pages(files, chosen, context.obj)
-        echo(f"{server.url} shows {len(files)} model{'s' * (len(files) != 1)}; Ctrl+C ends it")
-        if opens:
-            webbrowser.open(server.url)
-        try:
+        with contextlib.suppress(KeyboardInterrupt):
+            echo(f"{server.url} shows {len(files)} model{'s' * (len(files) != 1)}; Ctrl+C ends it")
+            if opens:
+                webbrowser.open(server.url)
             server.serve_forever()
-        except KeyboardInterrupt:
-            return Exit.DONE
     return Exit.DONE
 
 

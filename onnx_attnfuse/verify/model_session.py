@@ -159,7 +159,7 @@ def check_interfaces(models: tuple[ir.Model, ir.Model]) -> None:
     ):
         if one != other:
             raise ModelError(
-                f"the models have not the same {what}: only one has {', '.join(sorted(one ^ other))}; "
+                f"the models do not have the same {what}: only one has {', '.join(sorted(one ^ other))}; "
                 "compare models of one interface"
             )
 
