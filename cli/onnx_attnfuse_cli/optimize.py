@@ -139,7 +139,7 @@ def _streamed(models: Sequence[pathlib.Path], wanted: _Wanted, chosen: Mapping[s
     if len(models) > 1:
         raise click.UsageError("- is one model, and there are several; give one model")
     if wanted.format != "text":
-        raise click.UsageError("--format is about files, and - is none; give files instead of -")
+        raise click.UsageError("--format needs files; give files instead of -")
     if wanted.certify or wanted.require_proof or chosen["cache"] == "shared":
         raise click.UsageError("proofs and --cache shared write files next to the model; give files instead of -")
     if wanted.output is None and not wanted.dry_run:
@@ -251,10 +251,10 @@ def _status(report: Report, wanted: _Wanted, model: str = "") -> Exit:
         echo(f"{about}--cache shared was not applied: {report.unshared}", err=True)
         return Exit.TOO_FEW
     if wanted.require_all and not report.candidates:
-        echo(f"{about}no attention was found, --require-all asks for some; `attnfuse explain -v` lists what was read", err=True)
+        echo(f"{about}no attention was found, and --require-all needs one; `attnfuse explain -v` lists what was read", err=True)
         return Exit.TOO_FEW
     if fused < wanted.min_fused:
-        echo(f"{about}{fused} of {report.candidates} attentions are fused, --min-fused asks for {wanted.min_fused}", err=True)
+        echo(f"{about}{fused} of {report.candidates} attentions are fused, and --min-fused needs {wanted.min_fused}", err=True)
         return Exit.TOO_FEW
     if report.off_target:
         off = (
@@ -264,6 +264,6 @@ def _status(report: Report, wanted: _Wanted, model: str = "") -> Exit:
         echo(f"{about if is_error else about.replace('Error', 'Warning', 1)}{off}", err=True)
         return Exit.TOO_FEW if is_error else Exit.DONE
     if wanted.require_all and report.skipped:
-        echo(f"{about}{report.skipped} of {report.candidates} attentions are not fused, --require-all asks for all", err=True)
+        echo(f"{about}{report.skipped} of {report.candidates} attentions are not fused, and --require-all needs all", err=True)
         return Exit.TOO_FEW
     return Exit.DONE

@@ -185,7 +185,7 @@ def _model(text: str) -> Any:
     try:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
-        raise click.UsageError(f"{path} cannot be run: {type(error).__name__}: {error}; mend the file") from error
+        raise click.UsageError(f"{path} cannot be run: {type(error).__name__}: {error}; correct the file") from error
     finally:
         sys.path.pop(0)
     if not callable(getattr(module, name, None)):

@@ -31,7 +31,7 @@ _OURS = "onnx-attnfuse"
 """The log id of sessions, by which a config is known to be ours; the format takes no names of others."""
 _CAPTURED = {"enable_cuda_graph": "1"}
 """The option of the CUDA provider with which steps are captured; masks are then as long as the buffer from the prompt on."""
-_REMEDY = f"name the model's config.json with --hf-config, or mend {FILE}"
+_REMEDY = f"pass the model's config.json with --hf-config, or edit {FILE}"
 
 
 def genai_config(
@@ -287,14 +287,14 @@ def _facts(decoder: ServedDecoder, config: Mapping[str, Any]) -> _Facts:
     eos = _eos(config, vocab_size)
     if not eos:
         eos = (vocab_size - 1,)
-        lines.append(f"eos_token_id is not known of a model's file and set to {eos[0]}, the last token; {_REMEDY}")
+        lines.append(f"eos_token_id is not in the model and was set to {eos[0]}, the last token; {_REMEDY}")
     pad = _number(config, "pad_token_id", least=-1)
     length = _context_length(decoder, config)
     if length is None and decoder.sizes is not None:
         length = decoder.sizes.max_length
     if length is None:
         length = CONTEXT_LENGTH
-        lines.append(f"context_length is not known of this model and set to {length}; {_REMEDY}")
+        lines.append(f"context_length is not in the model and was set to {length}; {_REMEDY}")
     said = _number(config, "context_length", least=1)
     if said is not None and length < said:
         what = f"context_length is {length}, as the model's table of positions has {length} rows"
@@ -350,7 +350,7 @@ def _number(config: Mapping[str, Any], name: str, least: int = 0) -> int | None:
     if said is None:
         return None
     if not isinstance(said, int) or isinstance(said, bool) or said < least:
-        raise OptionError(f"{name} of the Hugging Face config is {said!r}, not a number from {least} on; mend it")
+        raise OptionError(f"{name} of the Hugging Face config is {said!r}, not a number from {least} on; correct it")
     return said
 
 

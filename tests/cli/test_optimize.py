@@ -82,7 +82,7 @@ def test_a_model_without_attention_has_not_all_that_is_required(
     path = small_models.written(small_models.parsed(text), tmp_path / "model.onnx")
     assert main(["optimize", str(path), "-q"]) == 0
     assert main(["optimize", str(path), "-q", "--require-all"]) == 1
-    assert capsys.readouterr().err.startswith("Error: no attention was found, --require-all asks for some; ")
+    assert capsys.readouterr().err.startswith("Error: no attention was found, and --require-all needs one; ")
 
 
 def test_quiet_says_nothing(model: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -114,7 +114,7 @@ def test_fewer_sites_than_min_fused_asks_for_end_in_one(
 ) -> None:
     assert main(["optimize", str(model), spelling, wanted, "-q"]) == status
     assert model.with_name("model.attnfuse.onnx").exists()
-    assert capsys.readouterr().err == ("Error: 1 of 1 attentions are fused, --min-fused asks for 2\n" if status else "")
+    assert capsys.readouterr().err == ("Error: 1 of 1 attentions are fused, and --min-fused needs 2\n" if status else "")
 
 
 def test_sites_fused_before_count(model: pathlib.Path) -> None:
@@ -134,7 +134,7 @@ def test_a_site_that_is_left_ends_in_one_where_all_are_required(model: pathlib.P
     assert main(["optimize", str(model), "-q"]) == 0
     assert main(["optimize", str(model), "-q", "--require-all"]) == 1
     assert model.with_name("model.attnfuse.onnx").exists()
-    assert capsys.readouterr().err == "Error: 1 of 1 attentions are not fused, --require-all asks for all\n"
+    assert capsys.readouterr().err == "Error: 1 of 1 attentions are not fused, and --require-all needs all\n"
 
 
 BESIDE = """<ir_version: 8, opset_import: ["" : 18]>

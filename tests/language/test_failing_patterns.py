@@ -234,7 +234,7 @@ def test_a_file_that_is_named_as_it_lies_here_is_told_with_its_line(
     written(ATTENTION, pathlib.Path("model.onnx"))
     pathlib.Path("bad.py").write_text("import numpy\n\nnumpy.nothing()\n", encoding="utf-8")
     assert main(["optimize", "model.onnx", "--patterns", "bad.py"]) == 2
-    message = "Error: bad.py:3: AttributeError: module 'numpy' has no attribute 'nothing'; mend the file\n"
+    message = "Error: bad.py:3: AttributeError: module 'numpy' has no attribute 'nothing'; correct the file\n"
     assert capsys.readouterr().err == message
 
 
@@ -256,5 +256,5 @@ def test_a_model_in_python_that_fails_is_no_defect_of_ours(tmp_path: pathlib.Pat
     (tmp_path / "fails.py").write_text(READER.format(what="Never asked"), encoding="utf-8")
     (tmp_path / "code.py").write_text("1 / 0\n", encoding="utf-8")
     assert main(["patterns", "check", str(tmp_path / "fails.py"), f"{tmp_path / 'code.py'}:f"]) == 2
-    line = f"Error: {tmp_path / 'code.py'} cannot be run: ZeroDivisionError: division by zero; mend the file\n"
+    line = f"Error: {tmp_path / 'code.py'} cannot be run: ZeroDivisionError: division by zero; correct the file\n"
     assert capsys.readouterr().err == line

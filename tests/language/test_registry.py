@@ -61,9 +61,9 @@ IMPORTS = "from onnx_attnfuse.language import operator, pattern, softmax\n"
 BAD = {
     "no file": (None, r"there is no file .*bad\.py; --patterns takes a Python file or a folder"),
     "no pattern": ("x = 1\n", r"bad\.py: module attnfuse_patterns\.bad holds no pattern; decorate a function"),
-    "no Python": ("def (:\n", r"bad\.py:1: SyntaxError: invalid syntax; mend the file"),
-    "a failure": ("\n\nimport does_not_exist\n", r"bad\.py:3: ModuleNotFoundError: No module named 'does_not_exist'; mend"),
-    "a way out": ("import sys\nsys.exit(3)\n", r"bad\.py:2: SystemExit: 3; mend the file"),
+    "no Python": ("def (:\n", r"bad\.py:1: SyntaxError: invalid syntax; correct the file"),
+    "a failure": ("\n\nimport does_not_exist\n", r"bad\.py:3: ModuleNotFoundError: No module named 'does_not_exist'; correct"),
+    "a way out": ("import sys\nsys.exit(3)\n", r"bad\.py:2: SystemExit: 3; correct the file"),
     "a bad pattern": (
         ONE.replace("@ v, meaning", ", meaning"),
         r"bad\.py:11: pattern 'softmax_one': the operand 'v' is not in the written formula",

@@ -286,7 +286,7 @@ def files(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Pa
     [
         (["a.onnx", "a.onnx"], 0, "equal in 13 cases"),
         (["a.onnx", "b.onnx"], 3, "the models differ: output 'old'"),
-        (["a.onnx", "other.onnx"], 2, "not the same inputs: only one has"),
+        (["a.onnx", "other.onnx"], 2, "do not have the same inputs: only one has"),
         (["a.onnx", "none.onnx"], 2, "does not exist"),
         (["a.onnx", "broken.onnx"], 2, "the second model does not load"),
         (["broken.onnx", "a.onnx"], 2, "the first model does not load"),

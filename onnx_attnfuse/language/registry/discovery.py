@@ -192,9 +192,9 @@ def _run(path: pathlib.Path) -> types.ModuleType:
     except OptionError as error:
         raise OptionError(f"{_place(error, path)}: {error}") from error
     except SyntaxError as error:
-        raise OptionError(f"{_place(error, path)}: SyntaxError: {error.msg}; mend the file") from error
+        raise OptionError(f"{_place(error, path)}: SyntaxError: {error.msg}; correct the file") from error
     except (Exception, SystemExit) as error:
-        raise OptionError(f"{_place(error, path)}: {type(error).__name__}: {error}; mend the file") from error
+        raise OptionError(f"{_place(error, path)}: {type(error).__name__}: {error}; correct the file") from error
     return module
 
 
