@@ -11,7 +11,7 @@ from rich.console import Console
 from onnx_attnfuse.kernels.ort_settings import Session
 from onnx_attnfuse.reasons import Reason
 from onnx_attnfuse.report.model import CaptureReport, Layouts, MixerReport, Report, SiteReport
-from onnx_attnfuse.report.text import ReportText
+from onnx_attnfuse.report.text import ForecastTable, ReportText
 from onnx_attnfuse.verify.verdict import Verified
 
 
@@ -93,6 +93,30 @@ def test_whether_it_can_be_captured_is_told_in_a_line() -> None:
         (CaptureReport("CUDA graph", False, (), blockers), "CUDA graph: no, If is control flow [If_1]; 2 more prevent it"),
     ):
         assert shown(report_of(fused(0), capture=capture)).splitlines()[-2] == line
+
+
+@pytest.mark.parametrize("width", [40, 80])
+def test_lines_of_a_terminal_that_are_wrapped_hang(width: int) -> None:
+    """Words and their order stay; a line begins further in than the one that it continues."""
+    report = report_of(skipped(0), notes=("word " * 30,))
+    plain, wrapped = shown(report, width=width), shown(report, width=width, terminal=True)
+    assert wrapped.split() == plain.split()
+    lines = [line.rstrip() for line in wrapped.splitlines()]
+    assert max(map(len, lines)) <= width
+    starts = {line.rstrip() for line in plain.splitlines() if len(line) <= width - 10}
+    rest = [line for line in lines if line not in starts]
+    assert [line for line in rest if line.startswith(("      ", "  word"))]
+    assert {len(line) - len(line.lstrip()) for line in lines} == {0, 2, 4, 6}
+
+
+def test_the_table_of_kernels_names_modules() -> None:
+    sites = [fused(number, module=f"{part}.layer.{number}.attention") for part in ("encoder", "decoder") for number in (0, 1)]
+    console = Console(file=io.StringIO(), width=100, highlight=False)
+    console.print(ForecastTable({"cpu": report_of(*sites)}))
+    assert isinstance(console.file, io.StringIO)
+    text = console.file.getvalue()
+    assert "encoder.layer.{0..1}.attention ×2" in text
+    assert "decoder.layer.{0..1}.attention ×2" in text
 
 
 def test_a_gap_in_the_numbers_shows() -> None:
