@@ -72,6 +72,9 @@ _EXAMPLES = [
     metavar="X",
     help="Price of the machine for an hour: also show that of a million tokens, or of a thousand batches.",
 )
+@click.option(
+    "--picture", type=click.Path(path_type=pathlib.Path), metavar="FILE", help="Also draw the times of one MODEL as SVG."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON.")
 @click.pass_context
 def command(
@@ -86,6 +89,7 @@ def command(
     seeds: bool,
     small: bool,
     price: float | None,
+    picture: pathlib.Path | None,
     as_json: bool,
     **chosen: Any,
 ) -> int:
@@ -117,6 +121,11 @@ def command(
     names = [name.strip() for name in against.split(",") if name.strip()]
     options = Options(ep=ep, arch=f"sm{arch}" if arch else None, verify="none", **chosen)
     found = Bench(options, names, runs, limit).model(model)
+    if picture:
+        from onnx_attnfuse.bench.picture import picture as drawn
+        from onnx_attnfuse.report.files import write_text
+
+        write_text(drawn(found), picture.absolute())
     if as_json:
         click.echo(json.dumps([dataclasses.asdict(item) for item in found], indent=2))
     else:
@@ -125,7 +134,7 @@ def command(
     return Exit.BAD_INPUT if any(item.failed is not None for contest in found for item in contest.figures[:1]) else Exit.DONE
 
 
-_OF_ONE = frozenset("against padding target always keep_outputs flash efficient sdpa_fallback cache kv_cache".split())
+_OF_ONE = frozenset("against padding target always keep_outputs flash efficient sdpa_fallback cache kv_cache picture".split())
 """Options that say how one model is fused, or beside what."""
 
 

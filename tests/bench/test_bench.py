@@ -6,6 +6,7 @@ import dataclasses
 import json
 import pathlib
 import re
+from xml.etree import ElementTree as ET
 
 import numpy as np
 import onnx
@@ -15,11 +16,12 @@ import pytest
 
 from onnx_attnfuse.bench import op_sweep
 from onnx_attnfuse.bench import run as bench_run
-from onnx_attnfuse.bench.compare import figures, run
+from onnx_attnfuse.bench.compare import Figures, figures, run
 from onnx_attnfuse.bench.contenders import Contender, contenders
 from onnx_attnfuse.bench.inputs import Sample, fitting, sample
+from onnx_attnfuse.bench.picture import picture
 from onnx_attnfuse.bench.process import Child, ChildError
-from onnx_attnfuse.bench.run import Alone, cut_attention
+from onnx_attnfuse.bench.run import Alone, Contest, cut_attention
 from onnx_attnfuse.errors import ModelError
 from onnx_attnfuse.graph import io
 from onnx_attnfuse.kernels.gpus import DeviceLimits
@@ -350,3 +352,26 @@ def test_optimize_says_in_a_line_what_it_gained(tmp_path: pathlib.Path, capsys: 
     )
     assert main(["optimize", str(path), "--bench", "--dry-run"]) == 2
     assert "--bench is for one model that is written to a file" in capsys.readouterr().err
+
+
+def test_a_picture_has_a_bar_for_each_contender(tmp_path: pathlib.Path) -> None:
+    ours = Figures("attnfuse", ms=1.0, ratio=4.0)
+    others = Figures("original", ms=4.0, ratio=1.0), Figures("a<b", "it failed")
+    drawn = picture(
+        [Contest("whole model", {"batch": 2}, (ours, *others), 1, 1), Contest("attention alone", {}, (), 0, 0, "why")]
+    )
+    root = ET.fromstring(drawn)
+    texts = [item.text for item in root.findall(".//{*}text")]
+    assert "whole model (batch=2)" in texts
+    assert texts[1:3] == ["attnfuse", "1 ms, 4.00 times as fast"]
+    assert texts[5:7] == ["a<b", "failed"]
+    widths = [float(item.get("width", 0)) for item in root.findall(".//{*}rect")][1:]
+    assert widths == [85.0, 340.0, 0.0]
+
+
+def test_the_command_draws_what_it_measured(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, out = small_models.written(WIDE, tmp_path / "model.onnx"), tmp_path / "times.svg"
+    assert main(["bench", str(path), "--runs", "5", "--picture", str(out)]) == 0
+    assert len(ET.parse(out).findall(".//{*}rect")) == 5
+    assert main(["bench", str(path), str(path), "--picture", str(out)]) == 2
+    assert "--picture is for one model" in capsys.readouterr().err
