@@ -241,6 +241,10 @@ def _status(report: Report, wanted: _Wanted, model: str = "") -> Exit:
     fused = report.fused + report.already_fused + report.decomposed
     about = f"Error: {model}: " if model else "Error: "
     warn_of_variables(report)
+    from onnx_attnfuse.verify.verifier import NOT_VERIFIED
+
+    if not wanted.shows_text and NOT_VERIFIED in report.notes:
+        echo(f"{about.replace('Error', 'Warning', 1)}{NOT_VERIFIED}", err=True)
     if report.differing:
         rewrites = f"{report.differing} rewrite{'s' * (report.differing != 1)}"
         verb = "was" if report.differing == 1 else "were"

@@ -75,6 +75,17 @@ def test_a_model_without_a_cache_is_fused_as_usual(model: pathlib.Path, capsys: 
     assert "MultiHeadAttention" in op_types(model.with_name("model.attnfuse.onnx"))
 
 
+def test_a_quiet_run_that_verified_nothing_says_so(
+    model: pathlib.Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert main(["optimize", str(model), "-q"]) == 0
+    assert capsys.readouterr().err.startswith("Warning: nothing was verified: onnxruntime is not installed; run pip install")
+    assert main(["optimize", str(model), "-q", "--verify", "none"]) == 0
+    assert capsys.readouterr().err == ""
+    assert main(["optimize", str(model), "-q", "--verify", "sites"]) == 2
+
+
 def test_a_model_without_attention_has_not_all_that_is_required(
     tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
