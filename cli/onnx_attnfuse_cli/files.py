@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import glob
+import importlib
 import os
 import pathlib
 import re
@@ -117,9 +118,8 @@ def located(model: pathlib.Path) -> pathlib.Path:
     if model.exists() or not _is_hub_id(model):
         return model
     try:
-        from huggingface_hub import snapshot_download  # pyright: ignore[reportMissingImports, reportUnknownVariableType]
-
-        return pathlib.Path(str(snapshot_download(str(model), local_files_only=True)))
+        hub: Any = importlib.import_module("huggingface_hub")
+        return pathlib.Path(hub.snapshot_download(str(model), local_files_only=True))
     except (ImportError, OSError, ValueError):  # the package, or the model, is not there
         return model
 

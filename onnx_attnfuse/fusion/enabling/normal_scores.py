@@ -216,10 +216,15 @@ def _is_exact(node: ir.Node, score: Term, reading: Execution) -> bool:
         if any(item.op == "element" and item.data == score.data for atom in atoms for item in walk(atom)):
             return False
         moved = moves and polynomial(made) and not {made, multiply(number(-1, made.sort), made)}.intersection(given)
-        mixed = any((score,) in parts and len(parts) > 1 for parts in map(polynomial, given))
+        mixed = any(len(parts) > 1 and _has_score(parts, score) for parts in map(polynomial, given))
         if moved and mixed and any(map(_large, (made, *given))):
             return False
     return True
+
+
+def _has_score(parts: Polynomial, score: Term) -> bool:
+    """Whether a score is among the summands, at whichever place it is read there: views between have other indices."""
+    return any(len(atoms) == 1 and atoms[0].op == "element" and atoms[0].data == score.data for atoms in parts)
 
 
 def _large(term: Term) -> bool:

@@ -66,3 +66,18 @@ def test_scores_that_are_read_are_the_same_in_normal_form(case: Case) -> None:
 def test_most_attentions_with_a_mask_are_read_in_normal_form() -> None:
     models = [ir.serde.deserialize_model(onnx.parser.parse_model(case.text)) for case in FOUND]
     assert sum(map(len, map(rewritten, models))) >= LEAST
+
+
+@pytest.mark.parametrize(("second", "fused"), [("Identity(chosen)", 1), ("Add(chosen, beside)", 0)])
+def test_a_score_that_is_rounded_twice_stays_also_where_it_is_transposed(second: str, fused: int) -> None:
+    model = onnx.parser.parse_model(f"""<ir_version: 9, opset_import: ["": 18]>
+        g (float[b, 2, s, 4] q, float[b, 2, s, 4] k, float[b, 2, s, 4] v, bool[b, s] m, bool[b, s] other)
+        => (float[b, 2, s, 4] y) {{
+            turned = Transpose<perm=[0, 1, 3, 2]>(q) product = MatMul(k, turned) scores = Transpose<perm=[0, 1, 3, 2]>(product)
+            axes = Constant<value_ints=[1, 2]>() fill = Constant<value_float=-65504.0>() none = Constant<value_float=0.0>()
+            lowest = Constant<value_float=-1e9>() kept = Unsqueeze(m, axes) seen = Unsqueeze(other, axes)
+            lost = Add(scores, fill) chosen = Where(kept, scores, lost) beside = Where(seen, none, lowest) masked = {second}
+            back = Transpose<perm=[0, 1, 3, 2]>(masked) w = Softmax<axis=2>(back)
+            weights = Transpose<perm=[0, 1, 3, 2]>(w) y = MatMul(weights, v)
+        }}""")
+    assert onnx_attnfuse.optimize(model, verify="none").report.fused == fused
