@@ -337,3 +337,19 @@ def test_what_versions_of_the_runtime_disagree_on_is_left(opset: int, fill: str,
     spelled, fused = onnx_attnfuse.unfuse(model, verify="none").report, onnx_attnfuse.optimize(model, verify="none").report
     assert [site.reason and site.reason.code for site in spelled.sites] == [code]
     assert [[reason.code for reason in site.reasons] for site in fused.sites] == [[] if code is None else [code]]
+
+
+def test_a_model_goes_on_importing_what_its_functions_do() -> None:
+    model = onnx.parser.parse_model(f"""{HEADER} g (float[b, s, 16] q) => (float[b, s, 16] y) {{
+        x = com.microsoft.MultiHeadAttention <num_heads = 2> (q, q, q) y = own.kept (x)
+    }}
+    <domain: "own", opset_import: ["" : 18, "com.microsoft" : 1]> kept (a) => (b) {{
+        b = com.microsoft.FusedGemm <activation = "Relu"> (a, a)
+    }}""")
+    result = onnx_attnfuse.unfuse(model, verify="none").model
+    assert [node.op_type for node in result.graph.node if node.domain == "com.microsoft"] == []
+    assert ("com.microsoft", 1) in [(item.domain, item.version) for item in result.opset_import]
+    del model.functions[0].node[:]
+    model.functions[0].node.append(onnx.helper.make_node("Relu", ["a"], ["b"]))
+    alone = onnx_attnfuse.unfuse(model, verify="none").model
+    assert "com.microsoft" not in [item.domain for item in alone.opset_import]

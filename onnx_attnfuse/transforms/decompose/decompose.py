@@ -117,9 +117,10 @@ class Decomposer:
         return UnfuseReport(tuple(sites), seconds, before, count_ops(self.model), self.verifier.differing)
 
     def _remove_unused_import(self) -> None:
-        """Takes out the import of com.microsoft where nothing of it is left."""
+        """Takes out the import of com.microsoft where nothing of it is left; a model imports what its functions do."""
+        users = [part for part in bodies(self.model) if any(node.domain == CONTRIB for node in part.all_nodes())]
         for part in bodies(self.model):
-            if not any(node.domain == CONTRIB for node in part.all_nodes()):
+            if part not in users and not (users and part is self.model.graph):
                 part.opset_imports.pop(CONTRIB, None)
 
 
