@@ -17,6 +17,9 @@ from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.uses import producer_of
 from onnx_attnfuse.targets.base import Emitted
 
+_MOST_SPARED = 1024
+"""The longest last axis of what is given in place of values that are not needed."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Choice:
@@ -207,17 +210,26 @@ def _compute_if_needed(builder: Builder, tests: Sequence[ir.Value], items: Seque
         outer.name = builder.name(f"{inner.name}_if_needed")
         outer.dtype = dtype
         builder.facts.copy(inner, outer)
+        if builder.facts.dims(inner) is not None:
+            outer.shape = ir.Shape([size if size > 1 else None for size in _least(builder, inner)])
         for user, place in list(inner.uses()):
             if user.graph in homes:
                 user.replace_input_with(place, outer)
     builder.graph.insert_before(first, node)
 
 
+def _least(builder: Builder, value: ir.Value) -> list[int]:
+    """The least sizes of a value that keep its last axis, by which tables are read, if that is a small number."""
+    sizes: list[int] = [1] * (builder.facts.rank(value) or 0)
+    last = (builder.facts.dims(value) or (None,))[-1]
+    return [*sizes[:-1], last] if isinstance(last, int) and sizes and 0 < last <= _MOST_SPARED else sizes
+
+
 def _nothing(builder: Builder, values: Sequence[ir.Value], dtypes: Sequence[ir.DataType]) -> ir.Graph:
-    """A branch that gives zeros of the least size in place of values that are not needed."""
+    """A branch that gives zeros of the least sizes in place of values that are not needed."""
     nodes: list[ir.Node] = []
     for value, dtype in zip(values, dtypes, strict=True):
-        zeros = ir.tensor(np.zeros((1,) * (builder.facts.rank(value) or 0), dtype.numpy()))
+        zeros = ir.tensor(np.zeros(_least(builder, value), dtype.numpy()))
         node = ir.node("Constant", [], {"value": zeros}, name=builder.name("attnfuse/spared"))
         node.outputs[0].name = builder.name(f"{node.name}_output")
         nodes.append(node)
