@@ -81,6 +81,7 @@ def test_a_page_has_its_command_and_a_line_for_each_row(tmp_path: pathlib.Path) 
 
 
 @pytest.mark.newest  # it exports by onnxscript
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("subject", ["attention"])
 def test_a_benchmark_for_a_gpu_is_tried_out_on_a_cpu(subject: str, tmp_path: pathlib.Path) -> None:
     pytest.importorskip("torch")
