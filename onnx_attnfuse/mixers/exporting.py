@@ -29,6 +29,8 @@ _LOG = logging.getLogger(__name__)
 _LENGTHS, _CHUNK = (1, 4, 11), 4
 _SEQUENCES = frozenset(["cu_seqlens", "seq_idx"])
 """Arguments for several sequences in one row, which transformers' functions take and refuse."""
+_OPERANDS = 5
+"""Operands that all libraries have first and in one order; they differ in the order of what follows."""
 _TOLERANCE = 1e-3
 
 
@@ -54,7 +56,7 @@ def linear_attention(
         state: Floats of shape (batch, heads, key size, value size) before the first token; zeros if it is left out.
         decay: Logarithms of shape (batch, tokens, heads), or (batch, tokens, heads, key size).
         beta: Rates of a delta rule, of shape (batch, tokens, heads).
-        scale: Factor of the queries, 1 / sqrt(key size) if it is left out.
+        scale: Factor of the queries, which is not 0; 1 / sqrt(key size) if it is left out.
 
     Returns:
         The output, shaped as `value`, and the state after the last token.
@@ -180,13 +182,14 @@ def _name_of(function: Callable[..., Any]) -> str:
 def _exported(function: Callable[..., Any]) -> Callable[..., Any]:
     """The function, which is an operator where it is exported; arguments that it names and the operator lacks are its own."""
     known = _RECURRENCES[_name_of(function)]
-    accepted = inspect.signature(known.compute).parameters
-    foreign = (_SEQUENCES | inspect.signature(function).parameters.keys()) - accepted.keys()
+    accepted, own = inspect.signature(known.compute).parameters, list(inspect.signature(function).parameters)
+    foreign = _SEQUENCES.union(own) - accepted.keys()
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        if not _is_exporting() or any(kwargs.get(name) is not None for name in foreign):
+        choices = {**dict(zip(own[_OPERANDS:], args[_OPERANDS:], strict=False)), **kwargs}
+        if not _is_exporting() or any(choices.get(name) is not None for name in foreign):
             return function(*args, **kwargs)
-        return known.compute(*args, **{name: value for name, value in kwargs.items() if name in accepted})
+        return known.compute(*args[:_OPERANDS], **{name: value for name, value in choices.items() if name in accepted})
 
     return call
 

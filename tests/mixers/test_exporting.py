@@ -100,7 +100,7 @@ class Delta(torch.nn.Module):
 
 class DeltaByChannel(torch.nn.Module):
     def forward(self, q: Tensor, k: Tensor, v: Tensor, g: Tensor, b: Tensor, state: Tensor) -> Any:
-        return chunk_kda(q, k, v, -g.abs(), b.sigmoid(), initial_state=state, output_final_state=True)
+        return chunk_kda(q, k, v, -g.abs(), b.sigmoid(), state, output_final_state=True)  # by its place in this library
 
 
 class StateSpace(torch.nn.Module):
