@@ -91,7 +91,7 @@ def _within_entries(fused: FusedNode, parts: list[ir.Value]) -> Body:
     width = heads * widths[2]
     rows = build.reshape(merge_heads(build, decompose(build, problem).result), (batch * length, width))
     rows = joined(build, [rows, build.constant(np.full((1, width), np.nan, dtype.numpy()))], 0)
-    return Body((build.node("Gather", [rows, place], {"axis": 0}, dims=(tokens, width), dtype=dtype),), tuple(parts))
+    return Body((_rows(fused, rows, place),), tuple(parts))
 
 
 def _scattered(fused: FusedNode, tokens: ir.Value, place: ir.Value, length: Dim) -> ir.Value:
@@ -109,15 +109,21 @@ def remove_padding(fused: FusedNode) -> Body:
     kept = compared(build, "Less", places(build, length), column(build, counts))
     kept = build.reshape(kept, (batch * length,))
     found, rest = (_places(fused, item) for item in (kept, build.elementwise("Not", [kept], TRUTH)))
-    tokens = build.node(
-        "Gather", [build.reshape(padded, (batch * length, width)), found], {"axis": 0}, dtype=build.facts.dtype(padded)
-    )
+    tokens = _rows(fused, build.reshape(padded, (batch * length, width)), found)
     order = build.node("Concat", [found, rest], {"axis": 0}, dims=(batch * length,), dtype=INTEGER)
     ends = build.node("CumSum", [counts, integer(build, 0)], dims=(batch,), dtype=INTEGER)
     starts = joined(build, [build.constant([0]), ends], 0)
     longest = build.reduce("ReduceMax", joined(build, [counts, build.constant([0])], 0), [0])
     others = (build.cast(item, _INT32) for item in (build.reshape(order, (batch, length)), starts, longest))
     return Body((tokens, *others), (padded,))
+
+
+def _rows(fused: FusedNode, table: ir.Value, places: ir.Value) -> ir.Value:
+    """Rows of a table; none has the width too, which ONNX's evaluator of 1.19 loses."""
+    build, dtype = fused.build, fused.build.facts.dtype(table)
+    width = fused.number(fused.dims(table)[-1], "the width of a row")
+    found = build.node("Gather", [table, places], {"axis": 0}, dtype=dtype)
+    return build.node("Reshape", [found, build.constant([-1, width])], dtype=dtype)
 
 
 def _places(fused: FusedNode, kept: ir.Value) -> ir.Value:
