@@ -15,7 +15,7 @@ import inspect
 import logging
 import math
 import sys
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from onnx_attnfuse.errors import MissingDependencyError, OptionError
@@ -166,8 +166,7 @@ def _recurrences(model: torch.nn.Module) -> Iterator[tuple[Any, str, Callable[..
     """Where the modules of a model find recurrences: their own attributes, and the globals of the files they are written in."""
     modules = list(model.modules())
     files = dict.fromkeys(sys.modules[type(module).__module__] for module in modules)
-    owners: Iterable[Any] = (*files, *modules)
-    for owner in owners:
+    for owner in (*files, *modules):
         for name, value in list(vars(owner).items()):
             if inspect.isfunction(value) and _name_of(value) in _RECURRENCES:
                 yield owner, name, value
@@ -206,11 +205,13 @@ def _fault(function: Callable[..., Any], device: torch.device) -> str:
                 found, wanted = (_tensors(run(*args, **kwargs)) for run in (function, known.compute))
         except Exception as error:  # noqa: BLE001 - whatever a library's function raises
             return f"it ends in {type(error).__name__} on drawn inputs: {error}"
-        same = [one.shape == other.shape and bool((one - other).abs().max() <= _TOLERANCE * other.abs().max()) for one, other in
-                zip(found, wanted, strict=False)]  # fmt: skip
-        if len(found) != len(wanted) or not all(same):
+        if len(found) != len(wanted) or not all(map(_is_near, found, wanted)):
             return f"it differs from LinearAttention on drawn inputs of {length} tokens"
     return ""
+
+
+def _is_near(found: Tensor, wanted: Tensor) -> bool:
+    return found.shape == wanted.shape and bool((found - wanted).abs().max() <= _TOLERANCE * wanted.abs().max())
 
 
 def _randn(device: torch.device, seed: int) -> Callable[..., Tensor]:
