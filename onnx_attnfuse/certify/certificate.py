@@ -25,8 +25,7 @@ from onnx_attnfuse.assumptions import ASSUMPTIONS, AssumptionName, named_in_orde
 from onnx_attnfuse.certify import terms
 from onnx_attnfuse.certify.claims import Proof, prove
 from onnx_attnfuse.certify.pairing import Pair
-from onnx_attnfuse.certify.smt import Obligation
-from onnx_attnfuse.certify.solvers import Solver, SolverName
+from onnx_attnfuse.certify.solvers import Obligation, Solver, SolverName
 from onnx_attnfuse.errors import ModelError, OptionError
 from onnx_attnfuse.graph import io
 

@@ -4,20 +4,38 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from fractions import Fraction
 
 import numpy as np
 import onnx_ir as ir
 
 from onnx_attnfuse.assumptions import AssumptionName, named_in_order
-from onnx_attnfuse.certify import arithmetic, digits
+from onnx_attnfuse.certify import arithmetic
 from onnx_attnfuse.certify.arrays import Array, Unsupported, axes_of, met
 from onnx_attnfuse.certify.execution import Execution, length_of
+from onnx_attnfuse.certify.forms import as_digits, bases, halves
 from onnx_attnfuse.certify.pairing import Claim, Pair, Side
 from onnx_attnfuse.certify.prover import Judge, Prover
-from onnx_attnfuse.certify.scores import real_factors, snapped
-from onnx_attnfuse.certify.smt import Obligation
 from onnx_attnfuse.certify.softmaxes import gathered
-from onnx_attnfuse.certify.terms import MASKLIKE, ONE, TRUE, WEIGHT, ZERO, Term, polynomial, size, subtract, walk
+from onnx_attnfuse.certify.solvers import Obligation
+from onnx_attnfuse.certify.terms import (
+    BINDERS,
+    MASKLIKE,
+    ONE,
+    TRUE,
+    WEIGHT,
+    ZERO,
+    Number,
+    Term,
+    bind,
+    from_polynomial,
+    number,
+    polynomial,
+    rebuilt,
+    size,
+    subtract,
+    walk,
+)
 from onnx_attnfuse.graph.constants import Array as NumPyArray
 from onnx_attnfuse.graph.constants import constant_tensor
 
@@ -213,7 +231,7 @@ def _compared(prover: Prover, pair: Pair, arrays: tuple[Array, Array], places: t
     before, after = arrays
     lengths = tuple(zip(before.shape, after.shape, strict=True))
     one, other = gathered(before.at(*places)), gathered(after.at(*places))
-    other = snapped(other, real_factors(one), _TOLERANCES.get(before.dtype, 0.0))
+    other = _snapped(other, _real_factors(one), _TOLERANCES.get(before.dtype, 0.0))
     key = (prover.judge, lengths, one, other, prover.met)
     if key in pair.compared:
         proved, prover.shown, prover.open, prover.assumed, rests = pair.compared[key]
@@ -223,6 +241,50 @@ def _compared(prover: Prover, pair: Pair, arrays: tuple[Array, Array], places: t
     if not prover.has_weighed:  # in another layer weights of these names are others
         pair.compared[key] = (proved, prover.shown, prover.open, prover.assumed, arithmetic.taken())
     return proved
+
+
+def _snapped(term: Term, known: Sequence[Fraction], tolerance: float) -> Term:
+    """The term with each real constant replaced by the one it is a rounding of."""
+    done: dict[Term, Term] = {}
+
+    def nearest(value: Number) -> Number:
+        for item in known:
+            if item != value and abs(item - value) <= tolerance * abs(item):
+                return item
+        return value
+
+    def visit(item: Term) -> Term:
+        found = done.get(item)
+        if found is not None:
+            return found
+        args = tuple(map(visit, item.args))
+        if item.op == "const" and item.sort == "Real":
+            found = number(nearest(item.data), "Real")
+        elif item.op == "poly" and item.sort == "Real":
+            parts: dict[tuple[Term, ...], Number] = {}
+            for atoms, factor in polynomial(item).items():
+                key = tuple(sorted(map(visit, atoms)))
+                parts[key] = parts.get(key, 0) + nearest(factor)
+            found = from_polynomial(parts, "Real")
+        elif args == item.args:
+            found = item
+        elif item.op in BINDERS:
+            found = bind(item.op, args[0], args[1], item.sort, *args[2:], data=item.data)
+        else:
+            found = rebuilt(item, args)
+        done[item] = found
+        return found
+
+    return visit(term)
+
+
+def _real_factors(term: Term) -> list[Fraction]:
+    """The real constants in a term, but for whole numbers."""
+    found: dict[Fraction, None] = {}
+    for item in walk(term):
+        if item.sort == "Real" and item.op in {"const", "poly"}:
+            found.update((Fraction(factor), None) for factor in polynomial(item).values() if factor not in {0, 1, -1})
+    return list(found)
 
 
 def _equal(prover: Prover, lengths: Sequence[tuple[Term, Term]], one: Term, other: Term) -> bool:
@@ -238,8 +300,8 @@ def _as_digits(terms: tuple[Term, Term], place: Term) -> Term:
     """An index as digits, where it is divided."""
     if place.op != "index":
         return place
-    widths = digits.bases(terms, place)
-    return digits.as_digits(place, widths) if widths else digits.halves(terms, place) or place
+    widths = bases(terms, place)
+    return as_digits(place, widths) if widths else halves(terms, place) or place
 
 
 class Sizes:

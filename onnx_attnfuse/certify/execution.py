@@ -9,7 +9,7 @@ import onnx_ir as ir
 from onnx_attnfuse.certify import arithmetic, arrays, meanings
 from onnx_attnfuse.certify.arrays import Array, Index, Unsupported
 from onnx_attnfuse.certify.meanings.call import Call
-from onnx_attnfuse.certify.meanings.norms import of_the_sum, sum_beside
+from onnx_attnfuse.certify.meanings.reductions import of_the_sum, sum_beside
 from onnx_attnfuse.certify.terms import Term, add, element, ite, multiply, number, size, substitute, truth
 from onnx_attnfuse.graph.constants import constant_tensor
 from onnx_attnfuse.graph.facts import Facts

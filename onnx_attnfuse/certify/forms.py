@@ -1,21 +1,34 @@
-"""Forms of terms used by proofs: conditions to split by, indices that a condition narrows, a softmax that weighs values."""
+"""Forms of terms used by proofs: conditions to split by, softmaxes that weigh values, statements on all values of an index.
+
+An index that is divided is read as a number of several digits, so that the quotients are
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from onnx_attnfuse.certify import digits
-from onnx_attnfuse.certify.statements import outermost
+from onnx_attnfuse.certify import arithmetic
+from onnx_attnfuse.certify.softmaxes import largest
 from onnx_attnfuse.certify.sums import total
 from onnx_attnfuse.certify.terms import (
+    BINDERS,
+    FALSE,
     ONE,
+    TRUE,
     ZERO,
     Term,
     add,
+    bind,
     conjoin,
+    depth,
+    disjoin,
+    element,
     free,
+    fresh,
     from_polynomial,
     index,
+    multiply,
     negate,
     number,
     polynomial,
@@ -101,11 +114,6 @@ def leaves(term: Term, test: Term) -> Iterator[tuple[Term, Term]]:
         yield term, test
 
 
-def replaced(term: Term, places: dict[Term, Term]) -> Term:
-    """The term with other terms for some of its parts."""
-    return substitute(term, places) if places else term
-
-
 def weighed(body: Term, bound: Term) -> tuple[Term, Term] | None:
     """A softmax at an index, and its factor; None if the summand is no such product."""
     found = [item for item in outermost(body) if item.op == "softmax" and item.args[2] is bound]
@@ -143,14 +151,14 @@ def sums_over_digits(one: Term, other: Term) -> tuple[Term, Term]:
     for length in dict.fromkeys(item.args[0].args[0] for item in found):
         place = index("digits", length)
         bodies = {item: substitute(item.args[1], {item.args[0]: place}) for item in found if item.args[0].args[0] is length}
-        widths = digits.bases(list(bodies.values()), place)
-        whole = digits.as_digits(place, widths) if widths else place
+        widths = bases(list(bodies.values()), place)
+        whole = as_digits(place, widths) if widths else place
         for item, body in bodies.items() if widths else ():
             summed = substitute(body, {place: whole})
             for digit in sorted(free(whole), key=lambda digit: str(digit.data)):
                 summed = total(digit, summed)
             places[item] = summed
-    return replaced(one, places), replaced(other, places)
+    return substitute(one, places), substitute(other, places)
 
 
 def in_pairs(bodies: Sequence[Term], bound: Term, name: str) -> Iterator[list[tuple[Term, Term]]]:
@@ -173,3 +181,175 @@ def in_pairs(bodies: Sequence[Term], bound: Term, name: str) -> Iterator[list[tu
 
 def _chooses(body: Term, bound: Term) -> bool:
     return any(item.op == "ite" and bound in free(item.args[0]) for item in walk(body))
+
+
+def outermost(term: Term) -> Iterator[Term]:
+    """The outermost sums, softmaxes and the like in a term, in order."""
+    seen, pending = {term}, [term]
+    while pending:
+        item = pending.pop()
+        if item.op in BINDERS:
+            yield item
+            continue
+        for part in item.args:
+            if part not in seen:
+                seen.add(part)
+                pending.append(part)
+
+
+def instances(facts: Iterable[Term], goal: Term) -> list[Term]:
+    """Facts, and the consequences of each statement on all values of an index: it holds for each free one, or fails for some."""
+    given = list(facts)
+    statements = [item for item in dict.fromkeys(part for term in (*given, goal) for part in outermost(term)) if item.op == "all"]
+    places = sorted(frozenset[Term]().union(*map(free, [*given, goal])), key=lambda item: str(item.data))
+    found = list(given)
+    for count, item in enumerate(statements):
+        witness = element(f"witness{count}", "Int", sorted(free(item), key=lambda item: str(item.data)))
+        places.append(witness)
+        inside = conjoin(arithmetic.at_most(ZERO, witness), arithmetic.below(witness, item.args[0].args[0]))
+        found.append(disjoin(item, conjoin(inside, negate(substitute(item.args[1], {item.args[0]: witness})))))
+    for item in statements:
+        for place in _fitting(item, places):
+            held = _at_place(item, place)
+            found.append(disjoin(negate(item), held))
+            for inner in dict.fromkeys(part for part in outermost(held) if part.op == "all" and part not in statements):
+                found += [disjoin(negate(inner), _at_place(inner, other)) for other in _fitting(inner, places)]
+    return found
+
+
+def _fitting(statement: Term, places: Sequence[Term]) -> Sequence[Term]:
+    """The indices of the statement's length, and witnesses; all, if there is none of that length."""
+    length = statement.args[0].args[0]
+    found = [place for place in places if place.op != "index" or place.args[0] is length]
+    return found if any(place.op == "index" for place in found) else places
+
+
+def _at_place(statement: Term, place: Term) -> Term:
+    """A statement on all values of an index, at one of them."""
+    bound, body = statement.args
+    inside = conjoin(arithmetic.at_most(ZERO, place), arithmetic.below(place, bound.args[0]))
+    return disjoin(negate(inside), substitute(body, {bound: place}))
+
+
+def informed(term: Term, statement: Term) -> Term:
+    """A term with what a statement says of each value of an index put in under all sums and the like that go over as many."""
+    for _ in range(depth(term)):  # an outer one that was made anew has inner ones to look at
+        found = _informed_once(term, statement)
+        if found is term:
+            break
+        term = found
+    return term
+
+
+def _informed_once(term: Term, statement: Term) -> Term:
+    bound, body = statement.args
+    places: dict[Term, Term] = {}
+    for item in dict.fromkeys(item for item in walk(term) if item.op in BINDERS):
+        if item.args[0].args[0] is bound.args[0]:
+            key = fresh(bound.args[0])
+            inner = substitute(item.args[1], {item.args[0]: key})
+            found = substitute(inner, _said(substitute(body, {bound: key})))
+            if found is not inner:
+                places[item] = _bound_again(item, key, found)
+    return substitute(term, places) if places else term
+
+
+def _said(body: Term) -> dict[Term, Term]:
+    """Truth values that are known where another one holds."""
+    literals = body.args if body.op == "and" else (body,)
+    return dict((item.args[0], FALSE) if item.op == "not" else (item, TRUE) for item in literals)
+
+
+def _bound_again(item: Term, key: Term, body: Term) -> Term:
+    """A sum or the like over another body."""
+    if item.op == "max":
+        return largest(key, body)
+    if item.op == "all":
+        return arithmetic.every(key, body)
+    if item.op == "sum":
+        return total(key, body)
+    return bind(item.op, key, body, item.sort, *item.args[2:], data=item.data)
+
+
+def bases(terms: Sequence[Term], place: Term) -> list[int]:
+    """The widths at which an index of constant length is divided or compared, each dividing the next."""
+    length = place.args[0]
+    if length.op != "const":
+        return []
+    found: set[int] = set()
+    for term in terms:
+        for item in walk(term):
+            if item.op in {"div", "mod"} and item.args[1].op == "const" and place in free(item.args[0]):
+                found.update(_common(item.args[0], place, int(item.args[1].data)))
+            elif item.op in {"le0", "eq0"} and place in free(item.args[0]):
+                parts = polynomial(item.args[0])
+                if set(parts) <= {(), (place,)} and abs(parts.get((place,), 0)) == 1:
+                    offset = abs(int(parts.get((), 0)))
+                    found.update([offset, offset + 1])
+            elif item.op == "div" and place in free(item.args[0]):
+                found.update(_common(item.args[0], place, 0))
+    kept: list[int] = []
+    for width in sorted(found):
+        if 1 < width < length.data and length.data % width == 0 and width % (kept[-1] if kept else 1) == 0:
+            kept.append(width)
+    return kept
+
+
+def halves(terms: Sequence[Term], place: Term) -> Term | None:
+    """An index of a length that is a product of sizes, as two digits where it is divided by one of them; None elsewhere."""
+    length = place.args[0]
+    if length.op != "poly":
+        return None
+    divisors = {
+        item.args[1] for term in terms for item in walk(term) if item.op in {"div", "mod"} and place in free(item.args[0])
+    }
+    for divisor in sorted(divisors, key=lambda item: item.digest):
+        parts = polynomial(divisor)
+        (atoms, _), *others = parts.items()
+        width = from_polynomial({atoms: 1}, "Int")
+        count = None if others or not atoms else arithmetic.exact_quotient(length, width)
+        if count is not None and count.op != "const":
+            return add(multiply(width, index(f"{place.data}_h", count)), index(f"{place.data}_l", width))
+    return None
+
+
+def _common(term: Term, place: Term, width: int) -> Iterator[int]:
+    """Widths of digits that a quotient of a polynomial asks for."""
+    parts = polynomial(term)
+    if (place,) in parts:
+        yield width
+        for atoms, factor in parts.items():
+            if atoms != (place,):
+                yield abs(int(factor))
+    for item in parts:
+        for atom in item:
+            if atom.op not in BINDERS and place in free(atom) and atom is not place:
+                yield width
+
+
+def as_digits(place: Term, widths: Sequence[int]) -> Term:
+    """An index as a number of digits."""
+    result, steps = ZERO, [1, *widths, int(place.args[0].data)]
+    for low, high in itertools.pairwise(steps):
+        digit = index(f"{place.data}_{low}", number(high // low))
+        result = add(result, multiply(number(low), digit))
+    return result
+
+
+def by_digits(place: Term, widths: Sequence[int]) -> Iterator[Mapping[Term, Term]]:
+    """All values of the leading digit, if it has few; else the index as a number of digits."""
+    if not widths:
+        yield {}
+        return
+    whole = as_digits(place, widths)
+    count = int(place.args[0].data) // widths[-1]
+    if count > _MAX_CASES:
+        yield {place: whole}
+        return
+    rest = (
+        as_digits(index(str(place.data), number(widths[-1])), widths[:-1])
+        if len(widths) > 1
+        else index(f"{place.data}_1", number(widths[0]))
+    )
+    for value in range(count):
+        yield {place: add(number(value * widths[-1]), rest)}

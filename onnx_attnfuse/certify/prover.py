@@ -6,24 +6,26 @@ import dataclasses
 from collections.abc import Callable, Sequence
 
 from onnx_attnfuse.assumptions import AssumptionName
-from onnx_attnfuse.certify import arithmetic, digits
+from onnx_attnfuse.certify import arithmetic
 from onnx_attnfuse.certify.forms import (
+    bases,
+    by_digits,
     condition_of,
     in_pairs,
+    informed,
+    instances,
     is_tangled,
     leaves,
     likely_keys,
     narrowed,
-    replaced,
+    outermost,
     sizes_in,
     sums_over_digits,
     weighed,
 )
 from onnx_attnfuse.certify.magnitudes import absorbed
-from onnx_attnfuse.certify.scores import is_masked
-from onnx_attnfuse.certify.smt import Obligation, obligation
-from onnx_attnfuse.certify.softmaxes import without_row
-from onnx_attnfuse.certify.statements import informed, instances, outermost
+from onnx_attnfuse.certify.softmaxes import is_masked, without_row
+from onnx_attnfuse.certify.solvers import Obligation, obligation
 from onnx_attnfuse.certify.terms import (
     FALSE,
     TRUE,
@@ -224,7 +226,7 @@ class Prover:
                 if candidate.op == item.op and candidate.sort == item.sort and self.same(candidate, item, facts):
                     places[item] = candidate
                     break
-        return replaced(other, places)
+        return substitute(other, places)
 
     def same(self, one: Term, other: Term, facts: Facts) -> bool:
         """Whether two sums, softmaxes or the like are equal."""
@@ -254,7 +256,7 @@ class Prover:
             return True
         if all(
             self.equal(substitute(bodies[0], places), substitute(bodies[1], places), facts, "summand")
-            for places in digits.cases(bound, digits.bases(bodies, bound))
+            for places in by_digits(bound, bases(bodies, bound))
         ):
             del self.open[tried:]
             return True

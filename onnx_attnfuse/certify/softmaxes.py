@@ -32,7 +32,7 @@ from onnx_attnfuse.certify.terms import (
     subtract,
     truth,
 )
-from onnx_attnfuse.thresholds import ABSORBS
+from onnx_attnfuse.thresholds import ABSORBS, MASKS
 
 Score = Callable[[Term], Term]
 
@@ -49,6 +49,29 @@ def is_minus_infinity(term: Term) -> Term:
         return make("element", "Bool", (term,), "infinite")
     wild = [atom for atoms in polynomial(term) for atom in atoms if atom.op in {"element", "max"} and not is_small(atom)]
     return disjoin(*(make("element", "Bool", (item,), "infinite") for item in wild))
+
+
+def is_masked(term: Term) -> Term:
+    """Whether a score is masked: minus infinity, or a number of -1000 or less in it, as the assumptions say."""
+    if "masked" not in term.memo:
+        term.memo["masked"] = _is_masked(term)
+    found: Term = term.memo["masked"]
+    return found
+
+
+def _is_masked(term: Term) -> Term:
+    if term.op == "ite":
+        return ite(term.args[0], is_masked(term.args[1]), is_masked(term.args[2]))
+    if term is NINF:
+        return TRUE
+    large = {atoms: factor for atoms, factor in polynomial(term).items() if not _is_ordinary(atoms, factor)}
+    if not large:
+        return FALSE
+    return arithmetic.at_most(from_polynomial(large, "Real"), number(MASKS, "Real"))
+
+
+def _is_ordinary(atoms: tuple[Term, ...], factor: Number) -> bool:
+    return are_small(atoms, factor) if atoms else abs(factor) < -MASKS
 
 
 def is_nan(term: Term) -> Term:

@@ -9,8 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from onnx_attnfuse.certify import arithmetic, sums
-from onnx_attnfuse.certify.scores import is_masked
-from onnx_attnfuse.certify.softmaxes import gathered, is_minus_infinity, without_row
+from onnx_attnfuse.certify.softmaxes import gathered, is_masked, is_minus_infinity, without_row
 from onnx_attnfuse.certify.terms import (
     FALSE,
     MASKLIKE,

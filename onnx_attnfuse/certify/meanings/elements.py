@@ -1,7 +1,8 @@
-"""Operators that compute each element from one element of each input."""
+"""Operators that compute each element from one element of each input, the Gelus among them."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from functools import reduce
@@ -38,6 +39,7 @@ from onnx_attnfuse.certify.terms import (
 
 _BOOL = ir.DataType.BOOL
 _HALF = Fraction(1, 2)
+_CUBE, _ROOT_2_OVER_PI = 0.044715, math.sqrt(2 / math.pi)
 
 
 def _negative(*items: Term) -> Term:
@@ -218,14 +220,6 @@ def _logarithm(term: Term) -> Term:
     return function("log", term) if term.data > 0 else NINF if not term.data else NAN
 
 
-def _sigmoid(term: Term) -> Term:
-    return function("sigmoid", term)
-
-
-def _sum(*items: Term) -> Term:
-    return add(*items)
-
-
 def _largest(*items: Term) -> Term:
     return reduce(_larger, items)
 
@@ -278,8 +272,41 @@ def _sign(term: Term) -> Term:
     return ite(arithmetic.below(zero, term), one, ite(arithmetic.below(term, zero), number(-1, term.sort), zero))
 
 
+def _gelu(item: Term) -> Term:
+    return _half_times_one_and(item, function("erf", multiply(item, number(math.sqrt(0.5), "Real"))))
+
+
+def _fast_gelu(item: Term) -> Term:
+    cube = multiply(multiply(multiply(item, item), item), number(_CUBE, "Real"))
+    return _half_times_one_and(item, function("tanh", multiply(add(item, cube), number(_ROOT_2_OVER_PI, "Real"))))
+
+
+def _half_times_one_and(item: Term, inner: Term) -> Term:
+    return multiply(multiply(item, number(_HALF, "Real")), add(inner, number(1, "Real")))
+
+
+def _gelu_of_a_sum(call: Call) -> Sequence[Array]:
+    """Gelu, BiasGelu or FastGelu, of an input and its bias."""
+    compute = _fast_gelu if call.node.op_type == "FastGelu" or call.attribute("approximate", "none") == "tanh" else _gelu
+    parts = [call.array(0), *([] if call.optional(1) is None else [call.array(1)])]
+
+    def computed(*items: Term) -> Term:
+        return compute(add(*items))
+
+    return [arrays.elementwise(parts, parts[0].dtype, computed)]
+
+
+def _quick_gelu(call: Call) -> Sequence[Array]:
+    alpha, data = number(call.attribute("alpha", 1.702), "Real"), call.array(0)
+
+    def computed(item: Term) -> Term:
+        return multiply(item, function("sigmoid", multiply(item, alpha)))
+
+    return [arrays.elementwise([data], data.dtype, computed)]
+
+
 MEANINGS: Mapping[str, Meaning] = {
-    "Add": _floating(add), "Sum": _floating(_sum), "Sub": _floating(subtract), "Mul": _floating(multiply),
+    "Add": _floating(add), "Sum": _floating(add), "Sub": _floating(subtract), "Mul": _floating(multiply),
     "Div": _binary(_divide), "Neg": _floating(_negative), "Mod": _modulo, "Abs": _binary(absolute),
     "Pow": _binary(_power), "Reciprocal": _binary(inverse), "Max": _binary(_largest), "Min": _binary(_smallest),
     "Equal": _binary(arithmetic.equals, _BOOL), "Less": _binary(arithmetic.below, _BOOL),
@@ -291,9 +318,13 @@ MEANINGS: Mapping[str, Meaning] = {
     "BitwiseAnd": _binary(_bitwise(int.__and__)), "BitwiseOr": _binary(_bitwise(int.__or__)),
     "BitwiseXor": _binary(_bitwise(int.__xor__)), "BitwiseNot": _bitwise_not,
     "Where": _where, "Clip": _clip, "Sign": _binary(_sign),
-    "Cast": _cast, "CastLike": _cast, "IsNaN": _binary(is_nan, _BOOL), "IsInf": _is_infinite, "Sigmoid": _binary(_sigmoid),
+    "Cast": _cast, "CastLike": _cast, "IsNaN": _binary(is_nan, _BOOL), "IsInf": _is_infinite,
     "Log": _binary(_logarithm),
-    **{name: _unary(name.lower()) for name in "Sqrt Exp Tanh Sin Cos Floor Ceil Erf Relu Softplus".split()},
+    **{name: _unary(name.lower()) for name in "Sqrt Exp Tanh Sin Cos Floor Ceil Erf Relu Sigmoid Softplus".split()},
+    "Gelu": _gelu_of_a_sum,
+}  # fmt: skip
+CONTRIB_MEANINGS: Mapping[str, Meaning] = {
+    "Gelu": _gelu_of_a_sum, "BiasGelu": _gelu_of_a_sum, "FastGelu": _gelu_of_a_sum, "QuickGelu": _quick_gelu,
 }  # fmt: skip
 
 

@@ -1,8 +1,10 @@
-"""Operators that go over an axis: products, sums, the largest, the softmax."""
+"""Operators that go over an axis: products, sums, the largest, the softmax, normalizations that others are made of."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+
+import onnx_ir as ir
 
 from onnx_attnfuse.certify import arithmetic, arrays, sums
 from onnx_attnfuse.certify.arrays import Array, Index, Unsupported
@@ -24,7 +26,12 @@ from onnx_attnfuse.certify.terms import (
     subtract,
     to_real,
 )
+from onnx_attnfuse.graph.ops import is_contrib
 
+_NORMALIZED_SUMS = {"SkipLayerNormalization": 4, "SkipSimplifiedLayerNormalization": 3}
+"""Operators that add before they normalize, and the place of the bias among their addends."""
+_SUM = 3
+"""The place of the sum among their results."""
 _MAX_PLACES = 16
 """The places of a convolution's kernel, each of which is a summand."""
 
@@ -33,35 +40,32 @@ def _matmul(call: Call) -> Sequence[Array]:
     return [arrays.matmul(call.array(0), call.array(1))]
 
 
+def _scaled(call: Call) -> Array:
+    """A product of matrices that are turned where attributes say so, times a number."""
+    sides = [call.array(place) for place in (0, 1)]
+    for place, name in enumerate(("transA", "transB")):
+        rank = sides[place].rank
+        if call.attribute(name, 0) and rank > 1:
+            sides[place] = arrays.permuted(sides[place], [*range(rank - 2), rank - 1, rank - 2])
+    alpha, result = number(call.attribute("alpha", 1.0), "Real"), arrays.matmul(*sides)
+    return Array(result.shape, result.dtype, lambda place: multiply(alpha, result.at(*place)))
+
+
 def _gemm(call: Call) -> Sequence[Array]:
-    left, right, added = call.array(0), call.array(1), call.optional(2)
-    left = arrays.permuted(left, [1, 0]) if call.attribute("transA", 0) else left
-    right = arrays.permuted(right, [1, 0]) if call.attribute("transB", 0) else right
-    alpha, beta = (number(call.attribute(name, 1.0), "Real") for name in ("alpha", "beta"))
-    result = arrays.matmul(left, right)
-    scaled = Array(result.shape, result.dtype, lambda place: multiply(alpha, result.at(*place)))
+    scaled, added, beta = _scaled(call), call.optional(2), number(call.attribute("beta", 1.0), "Real")
     if added is None:
         return [scaled]
 
     def compute(one: Term, other: Term) -> Term:
         return add(one, multiply(beta, other))
 
-    return [arrays.elementwise([scaled, added], result.dtype, compute)]
+    return [arrays.elementwise([scaled, added], scaled.dtype, compute)]
 
 
 def _fused_matmul(call: Call) -> Sequence[Array]:
-    """A product of matrices that are turned where attributes say so, times a number."""
     if call.attribute("transBatchA", 0) or call.attribute("transBatchB", 0):
         raise Unsupported("a FusedMatMul that moves the batch")
-    sides = [call.array(place) for place in (0, 1)]
-    for place, name in enumerate(("transA", "transB")):
-        rank = sides[place].rank
-        if call.attribute(name, 0) and rank > 1:
-            sides[place] = arrays.permuted(sides[place], [*range(rank - 2), rank - 1, rank - 2])
-    alpha, result = call.attribute("alpha", 1.0), arrays.matmul(*sides)
-    if alpha == 1:
-        return [result]
-    return [Array(result.shape, result.dtype, lambda place: multiply(number(alpha, "Real"), result.at(*place)))]
+    return [_scaled(call)]
 
 
 def _einsum(call: Call) -> Sequence[Array]:
@@ -121,10 +125,6 @@ def _mean(call: Call) -> Sequence[Array]:
     gone = {axis_of(axis, data.rank) for axis in axes or range(data.rank)}
     count = function("inverse", to_real(product(length for axis, length in enumerate(data.shape) if axis in gone)))
     return [Array(summed.shape, summed.dtype, lambda place: multiply(summed.at(*place), count))]
-
-
-def _largest(bound: Term, body: Term) -> Term:
-    return largest(bound, body)
 
 
 def _smallest(bound: Term, body: Term) -> Term:
@@ -198,11 +198,66 @@ def _by_channel(call: Call) -> Sequence[Array]:
     return [Array([*data.shape[:2], add(length, number(before + after - last))], data.dtype, read)]
 
 
+def _row_mean(data: Array, place: Index, middle: Term | None = None) -> Term:
+    """The mean of a row, or of the squares of the rest of it without that."""
+    bound = fresh(data.shape[-1])
+    item = data.at(*place[:-1], bound)
+    summed = sums.total(bound, item if middle is None else multiply(subtract(item, middle), subtract(item, middle)))
+    return multiply(summed, function("inverse", to_real(data.shape[-1])))
+
+
+def _layer(call: Call) -> Sequence[Array]:
+    """LayerNormalization: rows less their mean, over the root of the mean of their squares, times a weight and plus a shift."""
+    data, weight, shift, epsilon = call.array(0), call.array(1), call.optional(2), call.attribute("epsilon", 1e-5)
+    if axis_of(call.attribute("axis", -1), data.rank) != data.rank - 1:
+        raise Unsupported("a normalization over several axes")
+
+    def read(place: Index) -> Term:
+        item = multiply(_level(data, place, epsilon), weight.at(*arrays.aligned(place, weight.shape)))
+        return item if shift is None else add(item, shift.at(*arrays.aligned(place, shift.shape)))
+
+    return [Array(data.shape, data.dtype, read)]
+
+
+def _level(data: Array, place: Index, epsilon: float) -> Term:
+    """An element less the mean of its row, over the root of the mean of such squares."""
+    middle = _row_mean(data, place)
+    power = add(_row_mean(data, place, middle), number(epsilon, "Real"))
+    return multiply(subtract(data.at(*place), middle), function("inverse", function("sqrt", power)))
+
+
+def _instance(call: Call) -> Sequence[Array]:
+    """InstanceNormalization: each channel made level, times and plus a number for it."""
+    data, weight, shift, epsilon = call.array(0), call.array(1), call.array(2), call.attribute("epsilon", 1e-5)
+    rows = arrays.reshaped(data, [*data.shape[:2], arrays.product(data.shape[2:])])
+    level = arrays.reshaped(Array(rows.shape, data.dtype, lambda place: _level(rows, place, epsilon)), data.shape)
+
+    def read(place: Index) -> Term:
+        return add(multiply(level.at(*place), weight.at(place[1])), shift.at(place[1]))
+
+    return [Array(data.shape, data.dtype, read)]
+
+
+def sum_beside(value: ir.Value) -> ir.Value | None:
+    """The sum that a node of com.microsoft gives beside its normalization `value`; None for other values."""
+    node = value.producer()
+    if not is_contrib(node, *_NORMALIZED_SUMS):
+        return None
+    if value.index() != 0 or len(node.outputs) <= _SUM:
+        return None
+    return node.outputs[_SUM] if node.outputs[_SUM].name else None
+
+
+def of_the_sum(node: ir.Node, total: ir.Value) -> Sequence[ir.Value | None]:
+    """The inputs of such a node where its sum is known: that, nothing to add to it, weights."""
+    return [total, None, *node.inputs[2 : _NORMALIZED_SUMS[node.op_type]]]
+
+
 MEANINGS: Mapping[str, Meaning] = {
-    "Conv": _by_channel,
+    "Conv": _by_channel, "LayerNormalization": _layer, "InstanceNormalization": _instance,
     "MatMul": _matmul, "Gemm": _gemm, "Einsum": _einsum, "Softmax": _softmax, "CumSum": _running_sum,
     "ReduceSum": _reduced(sums.total), "ReduceL1": _reduced(_absolute_sum), "ReduceMean": _mean,
-    "ReduceMax": _reduced(_largest), "ReduceMin": _reduced(_smallest),
+    "ReduceMax": _reduced(largest), "ReduceMin": _reduced(_smallest),
 }  # fmt: skip
 CONTRIB_MEANINGS: Mapping[str, Meaning] = {"FusedMatMul": _fused_matmul}
 UNCHANGED: Mapping[str, float] = {"alpha": 1.0, "transA": 0, "transB": 0, "transBatchA": 0, "transBatchB": 0}
