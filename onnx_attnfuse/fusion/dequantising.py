@@ -42,7 +42,7 @@ def measure(run: Run) -> int:
 def _measured(run: Run, source: ir.Model, record: DequantisedAttention) -> DequantisedAttention:
     if run.verifier.level == "none":
         return record
-    from onnx_attnfuse.verify.quantised.dequantised import measure_dequantised
+    from onnx_attnfuse.verify.quantised.stated_error import measure_dequantised
 
     try:
         with run.verifier.timer.step("measure what roundings cost"):
@@ -53,7 +53,7 @@ def _measured(run: Run, source: ir.Model, record: DequantisedAttention) -> Dequa
 
 
 def _check(run: Run, source: ir.Model) -> None:
-    from onnx_attnfuse.verify.quantised.dequantised import check_dequantised
+    from onnx_attnfuse.verify.quantised.stated_error import check_dequantised
 
     try:
         with run.verifier.timer.step("verify the whole model"):

@@ -75,7 +75,7 @@ def _started() -> Callable[[Any], Any]:
         try:
             if (model, folder) not in known:
                 known.clear()
-                known[model, folder] = _session(onnxruntime, model, folder)
+                known[model, folder] = session(onnxruntime, model, folder)
             return known[model, folder].run(outputs, feeds), None
         except Exception as error:  # noqa: BLE001 - whatever it is, it is the answer
             return None, complaint(error)
@@ -83,7 +83,8 @@ def _started() -> Callable[[Any], Any]:
     return answer
 
 
-def _session(onnxruntime: Any, model: bytes | str, folder: str | None) -> Any:
+def session(onnxruntime: Any, model: bytes | str, folder: str | None) -> Any:
+    """A session on the CPU with nothing optimised, of a serialized model with data files in a folder, or of a file."""
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.intra_op_num_threads = options.inter_op_num_threads = 1

@@ -20,19 +20,28 @@ from onnx_attnfuse.errors import MissingDependencyError, ModelError, OptionError
 from onnx_attnfuse.graph import sizes
 from onnx_attnfuse.graph.dtypes import HALVES, largest
 from onnx_attnfuse.graph.facts import Dims, Facts
-from onnx_attnfuse.verify.crash_guard import is_dangerous
 from onnx_attnfuse.verify.divergence import first_divergence
 from onnx_attnfuse.verify.float32_copy import rounded
 from onnx_attnfuse.verify.input_kinds import as_its_kind, kinds, slot_of
 from onnx_attnfuse.verify.inputs import Array, InputCase, Pattern, case_groups, describe, feeds
 from onnx_attnfuse.verify.model_session import Source, check_interfaces, read, session
 from onnx_attnfuse.verify.options import Trials
-from onnx_attnfuse.verify.runtime import Operators, PieceSession, Reference, RuntimeRefusal, available
+from onnx_attnfuse.verify.runtime import Operators, PieceSession, Reference, RuntimeRefusal, available, is_dangerous
 from onnx_attnfuse.verify.shape_solver import Equalities, Values
 from onnx_attnfuse.verify.subgraph import reach_of
 from onnx_attnfuse.verify.subprocess_runner import ProcessDied
-from onnx_attnfuse.verify.tolerance import Comparison, ErrorBounds, as_typed, compare
-from onnx_attnfuse.verify.verdict import Evidence, Verdict, Verification, by_this_runtime, finding, undecided
+from onnx_attnfuse.verify.verdict import (
+    Comparison,
+    ErrorBounds,
+    Evidence,
+    Verdict,
+    Verification,
+    as_typed,
+    by_this_runtime,
+    compare,
+    finding,
+    undecided,
+)
 
 _TOLERANCE = 1e-3
 """Ten times that of one site: errors of a site go through normalisations, which may enlarge them, and add up."""
@@ -306,9 +315,7 @@ class _Models:
             array = as_its_kind(self._kinds[slot.name], inputs[slot.name], case, values, seed)
             inputs[slot.name] = _in_both(array, self._dtypes.get(slot.name))
         try:
-            for session in (self._original, self._rewritten):
-                if isinstance(session, PieceSession):
-                    session.apart = self._is_dangerous(values)
+            self._original.apart = self._rewritten.apart = self._is_dangerous(values)
             old = self._original.run(None, inputs)
         except RuntimeRefusal as refusal:
             self._refusal = str(refusal)

@@ -19,11 +19,10 @@ import onnx_ir as ir
 
 from onnx_attnfuse.verify.decoder_feeds import SPARE, Decoder, DecoderRun, Feeds, Loop, Pattern
 from onnx_attnfuse.verify.float32_copy import is_half, weight_bytes, widened
-from onnx_attnfuse.verify.gqa_prologue import in_front
 from onnx_attnfuse.verify.inputs import Array
+from onnx_attnfuse.verify.model_session import in_front
 from onnx_attnfuse.verify.runtime import Operators, RuntimeRefusal, available
-from onnx_attnfuse.verify.tolerance import compare
-from onnx_attnfuse.verify.verdict import Verdict, by_this_runtime, undecided
+from onnx_attnfuse.verify.verdict import Verdict, by_this_runtime, compare, undecided
 
 _TOLERANCES = {"float32": 1e-3, "float16": 5e-2}
 """How far whole models may be apart, as a part of the magnitude of an output."""

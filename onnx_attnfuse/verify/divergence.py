@@ -20,8 +20,7 @@ from onnx_attnfuse.graph.uses import producer_of
 from onnx_attnfuse.verify.inputs import Array
 from onnx_attnfuse.verify.model_session import Source, session
 from onnx_attnfuse.verify.runtime import PieceSession, Reference, RuntimeRefusal
-from onnx_attnfuse.verify.tolerance import ErrorBounds, compare
-from onnx_attnfuse.verify.verdict import Divergence
+from onnx_attnfuse.verify.verdict import Divergence, ErrorBounds, compare
 
 _VALUES_PER_RUN = 128
 """Values that are looked at in one run."""

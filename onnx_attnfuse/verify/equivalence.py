@@ -22,19 +22,18 @@ from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.facts_view import Dims
 from onnx_attnfuse.graph.ops import CONTRIB
 from onnx_attnfuse.reasons import Refused
-from onnx_attnfuse.verify.crash_guard import is_dangerous
-from onnx_attnfuse.verify.inputs import Pattern
+from onnx_attnfuse.verify.inputs import InputCase, Pattern, feeds
 from onnx_attnfuse.verify.run_cases import FIRST_CHOICES, CaseChoice, Trial, is_too_large
-from onnx_attnfuse.verify.runtime import Operators, available
-from onnx_attnfuse.verify.runtime_sizes import Tracer, largest
+from onnx_attnfuse.verify.runtime import Operators, RuntimeRefusal, available, is_dangerous
 from onnx_attnfuse.verify.shape_solver import PROFILES, Equalities, Values
-from onnx_attnfuse.verify.shortened_piece import smaller
 from onnx_attnfuse.verify.subgraph import Subgraph, extract, is_fresh, reach_of, with_factors
-from onnx_attnfuse.verify.submodel import Functions, Keys
+from onnx_attnfuse.verify.submodel import Functions, Keys, Runnable, Submodel, smaller
 from onnx_attnfuse.verify.subprocess_runner import ProcessDied
-from onnx_attnfuse.verify.tolerance import LOOSE, TIGHT
-from onnx_attnfuse.verify.verdict import Verdict, by_this_runtime, undecided
+from onnx_attnfuse.verify.verdict import LOOSE, TIGHT, Verdict, by_this_runtime, undecided
 
+_MAX_TRACED_ELEMENTS = 1 << 22
+"""Elements of the largest tensor that is made to find a length."""
+_MILD = InputCase("full", "normal", 1.0)
 _MAX_WEIGHT_ELEMENTS = 1 << 28
 """Elements of all weights of a piece that is still run."""
 
@@ -207,3 +206,75 @@ class _Examiner:
         if again.undecided is None and not again.equal:
             return dataclasses.replace(again, detail=f"{again.detail}; equal within the precision of float16, not in float32")
         return verdict
+
+
+class Tracer:
+    """Finds lengths that no rule finds, by running their nodes; runs each value's part once per sizes.
+
+    Where a shape hangs on content that cannot be read (padding up to a multiple, say), `Facts` only have a fresh symbol for it,
+    which may not be chosen freely: it follows from the sizes that may. So the light operators above the value that the symbol is
+    an axis of are cut out and run, which costs a session per symbol and model.
+    """
+
+    def __init__(self, facts: Facts, opsets: Mapping[str, int]) -> None:
+        self._facts = facts
+        self._opsets = opsets
+        self._parts: dict[ir.Value, tuple[Subgraph, Runnable] | None] = {}
+        self._found: dict[tuple[ir.Value, tuple[tuple[int, ...], ...]], list[int]] = {}
+
+    def complete(self, values: Values, shapes: Sequence[Dims], done: set[str] | None = None) -> None:
+        """Replaces the numbers of fresh symbols in `shapes` by those that follow from the others, but for those `done`."""
+        done = set() if done is None else done
+        for name in sorted({values.root(name) for shape in shapes for dim in shape for name in sizes.symbols(dim)} - done):
+            origin = self._facts.origins.get(name)
+            done.add(name)
+            if origin is None or not is_fresh(name, self._facts):
+                continue
+            value, axis = origin
+            if value not in self._parts:
+                self._parts[value] = self._part(value)
+            part = self._parts[value]
+            if part is None:
+                continue
+            self.complete(values, [item.dims for item in part[0].inputs], done)
+            shape = self._shape(value, *part, values)
+            if axis < len(shape):
+                values[name] = shape[axis]
+
+    def _shape(self, value: ir.Value, subgraph: Subgraph, part: Runnable, values: Values) -> Sequence[int]:
+        """The shape of a value; empty where it does not run, as the original then refuses sizes that do not fit here."""
+        lengths = tuple(tuple(sizes.evaluate(dim, values) for dim in item.dims) for item in subgraph.inputs)
+        negative = any(length < 0 for shape in lengths for length in shape)
+        if negative or largest(subgraph, self._facts, values) > _MAX_TRACED_ELEMENTS:
+            return ()
+        if (value, lengths) not in self._found:
+            try:
+                apart = is_dangerous(subgraph.nodes, self._facts, values)
+                (found,) = part.run(feeds(part.model.slots, lengths, _MILD), apart=apart)
+            except (RuntimeRefusal, ProcessDied):
+                return ()
+            self._found[value, lengths] = found.tolist()
+        return self._found[value, lengths]
+
+    def _part(self, value: ir.Value) -> tuple[Subgraph, Runnable] | None:
+        """The nodes that compute a value, made to give its shape; None if they cannot be cut out or run."""
+        try:
+            subgraph = extract((value,), (), self._facts)
+            if not subgraph.nodes:
+                return None
+            made = {self._facts.dtype(output) for node in subgraph.nodes for output in node.outputs}
+            widened = ir.DataType.BFLOAT16 in made.union(item.dtype for item in subgraph.inputs)
+            part = Runnable(Submodel(subgraph, self._opsets, {}, widened=widened, shapes=True))
+            assert part.session
+        except (Refused, RuntimeRefusal):
+            return None
+        return subgraph, part
+
+
+def largest(subgraph: Subgraph, facts: Facts, values: Values) -> int:
+    """Elements of the largest tensor in a piece, as far as shapes are known, weights left out."""
+    prepared, read = subgraph.prepared(), subgraph.read()
+    made = [value for node in subgraph.nodes for value in node.outputs if value not in prepared]
+    inner = [found for value in made if (found := facts.dims(value)) is not None]
+    shapes = [*(item.dims for item in subgraph.inputs if item.value in read - prepared), *inner]
+    return max((sizes.evaluate(sizes.product(shape), values) for shape in shapes), default=0)

@@ -27,12 +27,11 @@ from onnx_attnfuse.certify.terms import Term
 from onnx_attnfuse.graph import sizes
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.reasons import Refused
-from onnx_attnfuse.verify.crash_guard import is_dangerous
 from onnx_attnfuse.verify.inputs import Encoding, InputCase, Pattern, feeds
-from onnx_attnfuse.verify.runtime import PieceSession, RuntimeRefusal, available
+from onnx_attnfuse.verify.runtime import RuntimeRefusal, available, is_dangerous
 from onnx_attnfuse.verify.shape_solver import PROFILES, Equalities, Profile, Values
 from onnx_attnfuse.verify.subgraph import extract, is_fresh
-from onnx_attnfuse.verify.submodel import Functions, Submodel
+from onnx_attnfuse.verify.submodel import Functions, Runnable, Submodel
 from onnx_attnfuse.verify.subprocess_runner import ProcessDied
 
 _PATTERNS: tuple[Pattern, ...] = ("full", "right", "left", "holes", "index")
@@ -125,12 +124,11 @@ class _Source:
             Refused: They cannot be cut out.
             RuntimeRefusal: ONNX Runtime does not take it.
         """
-        piece = extract(tuple(read), (), facts)
-        self._read = read
-        self._model = Submodel(piece, opsets, functions, widened=False)
-        self._session = PieceSession(self._model.proto.SerializeToString())
-        self.dims = [item.dims for item in piece.inputs]
-        self._nodes, self._facts = piece.nodes, facts
+        self._piece = extract(tuple(read), (), facts)
+        self._read, self._facts = read, facts
+        self._part = Runnable(Submodel(self._piece, opsets, functions, widened=False))
+        assert self._part.session
+        self.dims = [item.dims for item in self._piece.inputs]
 
     def values(self, lengths: Values, case: InputCase) -> dict[ir.Value, Array]:
         """The values for one case.
@@ -139,12 +137,9 @@ class _Source:
             RuntimeRefusal: ONNX Runtime ended with an error.
         """
         shapes = [tuple(sizes.evaluate(dim, lengths) for dim in shape) for shape in self.dims]
-        fed = feeds(self._model.slots, shapes, case)
-        self._session.apart = is_dangerous(self._nodes, self._facts, lengths)
-        arrays = self._session.run(self._model.results, fed)
-        return {
-            value: array.copy() for value, array in zip(self._read, arrays, strict=True)
-        }  # old runtimes give out `fed` itself
+        apart = is_dangerous(self._piece.nodes, self._facts, lengths)
+        arrays = self._part.run(feeds(self._part.model.slots, shapes, case), apart=apart)
+        return {value: array.copy() for value, array in zip(self._read, arrays, strict=True)}  # old runtimes give out what is fed
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,9 +5,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
-import onnx
 import onnx_ir as ir
 
 from onnx_attnfuse.graph import sizes
@@ -15,11 +14,10 @@ from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.facts_view import Dims
 from onnx_attnfuse.kernels.operators import info_of
 from onnx_attnfuse.verify.inputs import Array, InputCase, Pattern, case_groups, describe, feeds
-from onnx_attnfuse.verify.runtime import Operators, PieceSession, Reference, RuntimeRefusal, load, without_kernel
+from onnx_attnfuse.verify.runtime import Operators, Reference, RuntimeRefusal, load, without_kernel
 from onnx_attnfuse.verify.subgraph import Subgraph
-from onnx_attnfuse.verify.submodel import Functions, Submodel
-from onnx_attnfuse.verify.tolerance import LOOSE, Comparison, compare
-from onnx_attnfuse.verify.verdict import Evidence, Verdict, undecided
+from onnx_attnfuse.verify.submodel import Functions, Runnable, Submodel
+from onnx_attnfuse.verify.verdict import LOOSE, Comparison, Evidence, Verdict, compare, undecided
 
 FIRST_CHOICES = 3
 """Choices of sizes to run, from the first that fits on, those beyond constants of the piece not counted."""
@@ -72,24 +70,6 @@ class _NewFailed(Exception):
         self.old = old
 
 
-@dataclasses.dataclass
-class _Part:
-    """Results of a piece as a model of their own, loaded when they are first computed."""
-
-    model: Submodel
-    start: Callable[[onnx.ModelProto], PieceSession | Reference]
-
-    @functools.cached_property
-    def session(self) -> PieceSession | Reference:
-        return self.start(self.model.proto)
-
-    def run(self, inputs: Mapping[str, Array], *, apart: bool) -> list[Array]:
-        """The results; in another process if `apart`."""
-        if isinstance(self.session, PieceSession):
-            self.session.apart = apart
-        return self.session.run(self.model.results, {slot.name: inputs[slot.name] for slot in self.model.slots})
-
-
 class _Sides:
     """Runs the old and the new results, in one session where that is possible."""
 
@@ -114,9 +94,9 @@ class _Sides:
         self.without_kernel = without_kernel(self.model.proto)
         self.apart = False
         """Whether to run in another process."""
-        self._both: _Part | None = None
+        self._both: Runnable | None = None
         with contextlib.suppress(RuntimeRefusal):
-            both = _Part(self.model, self._load)
+            both = Runnable(self.model, self._load)
             self._both = both if not rounded and both.session else None
 
     @property
@@ -181,7 +161,7 @@ class _Sides:
         assert found.evidence is not None
         nodes = dict.fromkeys((*self._piece.only(*self._piece.results[: self._pairs]).nodes, *self._piece.apart()))
         values = [value for node in nodes for value in node.outputs if value.name and facts.dims(value) is not None]
-        part = _Part(self._make(self._piece.only(*values), shapes=True), self._load)
+        part = Runnable(self._make(self._piece.only(*values), shapes=True), self._load)
         try:
             arrays = part.run(found.evidence.inputs, apart=self.apart)
         except RuntimeRefusal as refusal:
@@ -193,24 +173,24 @@ class _Sides:
         return None
 
     @functools.cached_property
-    def _old(self) -> _Part:
-        return _Part(self._make(self._piece.only(*self._piece.results[: self._pairs])), self._load)
+    def _old(self) -> Runnable:
+        return Runnable(self._make(self._piece.only(*self._piece.results[: self._pairs])), self._load)
 
     @functools.cached_property
-    def _old_by_reference(self) -> _Part:
-        return _Part(self._old.model, self._reference)
+    def _old_by_reference(self) -> Runnable:
+        return Runnable(self._old.model, self._reference)
 
     @functools.cached_property
-    def _new(self) -> _Part:
-        part = _Part(self._make(self._piece.only(*self._piece.results[self._pairs :])), self._load)
+    def _new(self) -> Runnable:
+        part = Runnable(self._make(self._piece.only(*self._piece.results[self._pairs :])), self._load)
         if self._rounded:
             with contextlib.suppress(RuntimeRefusal):  # operators around attention have no reference
                 part.session = self._reference(part.model.proto)
         return part
 
     @functools.cached_property
-    def _given(self) -> _Part:
-        return _Part(self._make(self._piece.only(*self._piece.results[2 * self._pairs :])), self._load)
+    def _given(self) -> Runnable:
+        return Runnable(self._make(self._piece.only(*self._piece.results[2 * self._pairs :])), self._load)
 
 
 def _has_more_forms(node: ir.Node) -> bool:

@@ -1,5 +1,9 @@
 """Running a piece: by ONNX Runtime on the CPU with nothing optimised; where it refuses the original, by ONNX's own reference.
 
+Graphs that end the process in a kernel are known beforehand as far as possible (`is_dangerous`). They were found by running
+every operator of pieces on empty shapes and hostile numbers: kernels of attention and Einsum divide by the number of heads or
+channels, integer quotients by whatever they are given.
+
 Where ONNX Runtime has no kernel on the CPU for an operator of the piece, the reference runs it, with the operator in NumPy.
 """
 
@@ -9,15 +13,20 @@ import importlib
 import importlib.util
 import pathlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 
 from onnx_attnfuse.errors import MissingDependencyError
-from onnx_attnfuse.kernels.operators import find
-from onnx_attnfuse.verify import subprocess_runner
+from onnx_attnfuse.graph import sizes
+from onnx_attnfuse.graph.constants import constant_array, is_standard
+from onnx_attnfuse.graph.facts import Facts
+from onnx_attnfuse.graph.sizes import Size
+from onnx_attnfuse.kernels.operators import find, info_of
+from onnx_attnfuse.verify import child, subprocess_runner
 from onnx_attnfuse.verify.inputs import Array
 
 if TYPE_CHECKING:
@@ -34,7 +43,6 @@ _REFERENCE_ERRORS = (
     TypeError,
 )
 Operators: TypeAlias = Sequence[type["Operator"]]
-_SILENT = 4
 OLDEST = (1, 28)
 """The ONNX Runtime from which on its kernels compute what their documentation says; the extras cpu and gpu ask for it.
 
@@ -96,19 +104,12 @@ class PieceSession:
             RuntimeRefusal: ONNX Runtime does not take it.
         """
         onnxruntime = loaded()
-        options: Any = onnxruntime.SessionOptions()
-        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-        options.intra_op_num_threads = options.inter_op_num_threads = 1
-        options.log_severity_level = _SILENT
-        options.enable_cpu_mem_arena = options.enable_mem_pattern = False
-        if folder is not None:
-            options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder))
         self._source = model, folder
         self.apart = False
         """Whether to run it in another process, as running it may end this one."""
         self._errors = _runtime_errors()
         try:
-            self._session: Any = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+            self._session: Any = child.session(onnxruntime, model, None if folder is None else str(folder))
         except self._errors as error:
             raise RuntimeRefusal(one_line(error)) from error
 
@@ -155,6 +156,8 @@ class Reference:
 
         from onnx_attnfuse.verify.references import OPERATORS
 
+        self.apart = False
+        """As that of `PieceSession`; NumPy ends no process."""
         try:
             self._evaluator: Any = ReferenceEvaluator(_all_named(model), new_ops=[*OPERATORS, *operators])
         except (ValueError, *_REFERENCE_ERRORS) as error:
@@ -230,3 +233,39 @@ def _runtime_errors() -> tuple[type[Exception], ...]:
 def one_line(error: Exception) -> str:
     """The error's message without line breaks, cut to a readable length."""
     return " ".join(str(error).split())[:300]
+
+
+_QUOTIENTS = frozenset(["Div", "Mod"])
+_TRAPS = (0, -1)
+"""Divisors that trap: anything by 0, which newer runtimes refuse, and the lowest number by -1."""
+_READ = 1 << 20
+
+
+def is_dangerous(nodes: Iterable[ir.Node], facts: Facts, values: Mapping[str, int]) -> bool:
+    """Whether running `nodes` with the symbols of `values` may end the process."""
+    return any(_may_divide_by_zero(node, facts, values) or _is_starved(node, facts, values) for node in nodes)
+
+
+def _is_starved(node: ir.Node, facts: Facts, values: Mapping[str, int]) -> bool:
+    """Whether a fragile operator is given something empty that is no past."""
+    info = info_of(node)
+    if node.op_type != "Einsum" and (info is None or not info.fragile):
+        return False
+    operands = [value for place, value in enumerate(node.inputs) if info is None or info.role(place) != "past"]
+    return any(sizes.evaluate(dim, values) == 0 for value in operands if value is not None for dim in facts.dims(value) or ())
+
+
+def _may_divide_by_zero(node: ir.Node, facts: Facts, values: Mapping[str, int]) -> bool:
+    """Whether a quotient of integers has a divisor that is not known to be harmless."""
+    if node.op_type not in _QUOTIENTS or not is_standard(node) or len(node.inputs) < 2:
+        return False
+    dtype = facts.dtype(node.outputs[0])
+    if dtype is None or not dtype.is_integer():
+        return False
+    divisor = node.inputs[1]
+    content = None if divisor is None else facts.content(divisor)
+    if content is not None:
+        items = content if isinstance(content, tuple) else (content,)
+        return any(not isinstance(item, (int, Size)) or sizes.evaluate(item, values) in _TRAPS for item in items)
+    array = constant_array(divisor, limit=_READ)
+    return array is None or bool(np.isin(array, _TRAPS).any())

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.util
 import pathlib
-from collections.abc import Callable, Iterable, Sequence
+import time
+from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import onnx_ir as ir
@@ -17,7 +19,6 @@ from onnx_attnfuse.graph.scopes import Scope
 from onnx_attnfuse.kernels.device import resolve
 from onnx_attnfuse.options import Options
 from onnx_attnfuse.reasons import Refused
-from onnx_attnfuse.verify.timing import StepTimer
 from onnx_attnfuse.verify.verdict import Verified
 
 if TYPE_CHECKING:
@@ -270,3 +271,30 @@ def verification_level(options: Options) -> str:
             "verification needs onnxruntime; run pip install 'onnx-attnfuse[cpu]', or pass --verify none"
         )
     return options.verify
+
+
+class StepTimer:
+    """Seconds by step; the time of a step inside another counts for the inner one alone."""
+
+    def __init__(self, begun: Callable[[str], None] = lambda _: None) -> None:
+        """Begins to count.
+
+        Args:
+            begun: Called with each step that begins.
+        """
+        self._begun = begun
+        self.seconds: dict[str, float] = {}
+        self._inner = [0.0]
+
+    @contextlib.contextmanager
+    def step(self, name: str) -> Generator[None]:
+        """Times a block."""
+        self._begun(name)
+        start = time.perf_counter()
+        self._inner.append(0.0)
+        try:
+            yield
+        finally:
+            whole = time.perf_counter() - start
+            self.seconds[name] = self.seconds.get(name, 0.0) + whole - self._inner.pop()
+            self._inner[-1] += whole

@@ -23,7 +23,7 @@ from onnx_attnfuse.certify.solvers import Solver
 from onnx_attnfuse.certify.terms import Term, number, substitute, walk
 from onnx_attnfuse.graph.constants import Array, constant_tensor, reads
 from onnx_attnfuse.verify.runtime import PieceSession, RuntimeRefusal
-from onnx_attnfuse.verify.tolerance import ErrorBounds, compare
+from onnx_attnfuse.verify.verdict import ErrorBounds, compare
 
 _SECONDS = 10.0
 _LARGEST = 7

@@ -17,7 +17,7 @@ from onnx_attnfuse.certify.arrays import Array
 from onnx_attnfuse.certify.execution import Execution
 from onnx_attnfuse.certify.terms import index, number
 from onnx_attnfuse.graph.scopes import scopes
-from onnx_attnfuse.verify.gqa_prologue import in_front
+from onnx_attnfuse.verify.model_session import in_front
 from tests.support.term_values import Values
 
 F, INT64, B = np.float32, np.int64, np.bool_

@@ -12,8 +12,8 @@ import pytest
 
 import onnx_attnfuse
 from onnx_attnfuse.errors import ModelError
-from onnx_attnfuse.verify.quantised.dequantised import check_dequantised
 from onnx_attnfuse.verify.quantised.roundings import DequantisedAttention, without_roundings
+from onnx_attnfuse.verify.quantised.stated_error import check_dequantised
 from tests.support.bundled import cases, run
 from tests.support.graph_builder import GraphBuilder
 from tests.support.quantised import quantised, source

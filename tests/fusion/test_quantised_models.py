@@ -12,7 +12,7 @@ from onnx import numpy_helper
 import onnx_attnfuse
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.io import from_any
-from onnx_attnfuse.verify.quantised.dequantised import check_dequantised
+from onnx_attnfuse.verify.quantised.stated_error import check_dequantised
 from tests.support.bundled import run
 from tests.support.graph_builder import GraphBuilder
 from tests.support.quantised import SETTINGS, dynamically_quantised, quantised, source, with_small_weights

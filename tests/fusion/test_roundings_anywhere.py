@@ -10,8 +10,8 @@ import onnx_ir as ir
 import pytest
 
 import onnx_attnfuse
-from onnx_attnfuse.verify.quantised.dequantised import check_dequantised
 from onnx_attnfuse.verify.quantised.roundings import without_roundings
+from onnx_attnfuse.verify.quantised.stated_error import check_dequantised
 from tests.support.bundled import Array, run
 from tests.support.graph_builder import GraphBuilder
 

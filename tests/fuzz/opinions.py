@@ -21,7 +21,7 @@ from typing import Any, Protocol
 import numpy as np
 import onnx
 
-from onnx_attnfuse.verify.tolerance import ErrorBounds, compare
+from onnx_attnfuse.verify.verdict import ErrorBounds, compare
 from tests.fuzz.recipe import Recipe
 from tests.support.bundled import Array
 

@@ -11,7 +11,7 @@ import onnx.parser
 import pytest
 
 import onnx_attnfuse
-from onnx_attnfuse.verify.tolerance import LOOSE, compare
+from onnx_attnfuse.verify.verdict import LOOSE, compare
 from tests.support.bundled import run
 
 MIXED = """<ir_version: 10, opset_import: ["" : 18]>

@@ -12,9 +12,9 @@ import onnx_ir as ir
 import pytest
 
 import onnx_attnfuse
-from onnx_attnfuse.verify.gqa_prologue import in_front
+from onnx_attnfuse.verify.model_session import in_front
 from onnx_attnfuse.verify.runtime import PieceSession
-from onnx_attnfuse.verify.tolerance import LOOSE, TIGHT, compare
+from onnx_attnfuse.verify.verdict import LOOSE, TIGHT, compare
 from tests.support.bundled import BUNDLED, Array, name_of, run
 from tests.support.bundled import cases as recorded_cases
 from tests.support.drawing import Case

@@ -14,8 +14,8 @@ import onnx_attnfuse
 from onnx_attnfuse import ModelError
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.verify import subprocess_runner
-from onnx_attnfuse.verify.crash_guard import is_dangerous
 from onnx_attnfuse.verify.equivalence import EquivalenceChecker
+from onnx_attnfuse.verify.runtime import is_dangerous
 from onnx_attnfuse.verify.shape_solver import Values
 from onnx_attnfuse_cli.main import main
 from tests.support.small_models import parsed, written

@@ -19,8 +19,7 @@ from onnx_attnfuse.verify.equivalence import EquivalenceChecker
 from onnx_attnfuse.verify.inputs import Pattern, kept_positions
 from onnx_attnfuse.verify.shape_solver import Equalities
 from onnx_attnfuse.verify.subgraph import Subgraph, extract
-from onnx_attnfuse.verify.tolerance import TIGHT, compare
-from onnx_attnfuse.verify.verdict import Verdict
+from onnx_attnfuse.verify.verdict import TIGHT, Verdict, compare
 from tests.support.pairs import MASKED, PADDED, PADDED_FUSED, PLAIN, PLAIN_FUSED, graph, judged, values
 
 AROUND = """

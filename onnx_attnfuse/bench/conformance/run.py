@@ -30,7 +30,7 @@ from onnx_attnfuse.kernels.support import support
 from onnx_attnfuse.options import Progress
 from onnx_attnfuse.verify.runtime import Reference
 from onnx_attnfuse.verify.subprocess_runner import ProcessDied, Worker
-from onnx_attnfuse.verify.tolerance import LOOSE, TIGHT, compare
+from onnx_attnfuse.verify.verdict import LOOSE, TIGHT, compare
 
 DTYPES: dict[str, Any] = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 TOLERANCES = {"float32": TIGHT, "float16": LOOSE, "bfloat16": 8 * LOOSE}

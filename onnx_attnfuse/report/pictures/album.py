@@ -18,7 +18,7 @@ from onnx_attnfuse.graph.uses import label
 from onnx_attnfuse.report.pictures.model import Drawing, MaskPicture, SitePicture
 from onnx_attnfuse.report.pictures.site_graph import UNNAMED, PicturedSite, surroundings, trace
 from onnx_attnfuse.targets.base import Emitted
-from onnx_attnfuse.verify.timing import StepTimer
+from onnx_attnfuse.verify.verifier import StepTimer
 
 if TYPE_CHECKING:
     from onnx_attnfuse.report.pictures.mask import MaskPainter

@@ -16,9 +16,9 @@ from onnx_attnfuse.kernels.cache_formats import CacheFormat, format_of
 from onnx_attnfuse.kernels.operators import group_query_attention
 from onnx_attnfuse.kernels.operators.group_query_attention import INFO
 from onnx_attnfuse.verify.decoder_feeds import SPARE, Decoder, DecoderRun, Loop
-from onnx_attnfuse.verify.gqa_prologue import grouped, in_front, unpack
 from onnx_attnfuse.verify.inputs import Array
-from onnx_attnfuse.verify.references.quantised_cache import restored
+from onnx_attnfuse.verify.model_session import grouped, in_front, unpack
+from onnx_attnfuse.verify.references import restored
 from onnx_attnfuse.verify.runtime import RuntimeRefusal
 
 _AFTER = 85

@@ -15,7 +15,7 @@ from onnx_attnfuse.attention.masks.mask_terms import element_of
 from onnx_attnfuse.attention.masks.operators import literal, opaque
 from onnx_attnfuse.certify.terms import Term, ite, make, number
 from onnx_attnfuse.graph.facts import Facts
-from onnx_attnfuse.verify.tolerance import TIGHT
+from onnx_attnfuse.verify.verdict import TIGHT
 
 
 def leaves_nothing(low: float, score: float, dtype: type[np.floating]) -> bool:

@@ -19,7 +19,7 @@ from onnx_attnfuse.kernels.conformance import Conformance, Form, Outcome
 from onnx_attnfuse.kernels.operators import OpInfo, by_key
 from onnx_attnfuse.verify.runtime import PieceSession, Reference
 from onnx_attnfuse.verify.subprocess_runner import ProcessDied, Worker
-from onnx_attnfuse.verify.tolerance import TIGHT, compare
+from onnx_attnfuse.verify.verdict import TIGHT, compare
 
 INFOS = {info.key: info for info in operators()}
 FORMS = [(form, info) for info in INFOS.values() for form in forms(info, run.attributes(info)) if form.dtype == "float32"]

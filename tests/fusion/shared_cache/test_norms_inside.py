@@ -12,7 +12,7 @@ import onnx_ir as ir
 import pytest
 
 import onnx_attnfuse
-from onnx_attnfuse.verify.gqa_prologue import in_front
+from onnx_attnfuse.verify.model_session import in_front
 from onnx_attnfuse.verify.options import Trials
 from tests.support.decoder_loops import assert_same_at_tokens, buffered, grown, steps
 from tests.support.decoders import UNPADDED, decoder

@@ -10,7 +10,7 @@ import pytest
 from onnx_attnfuse.verify.equivalence import EquivalenceChecker
 from onnx_attnfuse.verify.references import OPERATORS
 from onnx_attnfuse.verify.runtime import PieceSession, Reference, load, without_kernel
-from onnx_attnfuse.verify.tolerance import LOOSE, compare
+from onnx_attnfuse.verify.verdict import LOOSE, compare
 from tests.support.kernel_cases import DTYPES, by_reference, feeds_of, model_of
 from tests.support.pairs import LOWEST, PADDED, PLAIN, PLAIN_FUSED, graph, judged
 from tests.support.reference_cases import cases

@@ -7,7 +7,7 @@ import onnx
 import pytest
 
 from onnx_attnfuse.verify.references import operator
-from onnx_attnfuse.verify.tolerance import TIGHT, compare
+from onnx_attnfuse.verify.verdict import TIGHT, compare
 from tests.support.drawing import Case
 from tests.support.kernel_cases import by_reference, cases_of, feeds_of, model_of
 

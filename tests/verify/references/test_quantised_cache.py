@@ -12,7 +12,7 @@ import pytest
 from onnx import helper
 
 from onnx_attnfuse.kernels.cache_formats import FORMATS, format_of
-from onnx_attnfuse.verify.references.quantised_cache import quantised, restored, step
+from onnx_attnfuse.verify.references import quantised, restored, step
 from onnx_attnfuse.verify.runtime import Reference
 from tests.support.drawing import Case
 from tests.support.kernel_cases import cases_of, model_of
