@@ -92,9 +92,8 @@ def command(
     from onnx_attnfuse.bench.conformance.installed import find
     from onnx_attnfuse.bench.conformance.run import failures, run
     from onnx_attnfuse.kernels.conformance import to_json
-    from onnx_attnfuse.report.conformance_page import page
     from onnx_attnfuse.report.files import write_text
-    from onnx_attnfuse.report.html import check_installed
+    from onnx_attnfuse.report.html import check_installed, conformance_page
 
     for file in filter(None, (path, html)):
         check_place(file)
@@ -105,7 +104,7 @@ def command(
     if path is not None:
         write_text(to_json(table), path)
     if html is not None:
-        write_text(page(table), html)
+        write_text(conformance_page(table), html)
     _show(table)
     for line in failures(table):
         echo(line)

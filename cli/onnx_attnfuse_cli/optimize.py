@@ -197,7 +197,7 @@ def _all(
         about = str(item.model)
         worst = max(worst, _status(report, wanted, about), failed(report.failures, args, about))
     if wanted.report:
-        from onnx_attnfuse.report.index import write_index
+        from onnx_attnfuse.report.files import write_index
 
         write_index(reported, wanted.report / "index.html")
     copied = ""

@@ -78,8 +78,8 @@ def command(context: click.Context, *, model: Sequence[pathlib.Path], port: int,
 def _pages(files: Sequence[Files], chosen: Mapping[str, Any], args: Sequence[str]) -> Mapping[str, bytes]:
     """The page of each model by path, and the first page, which is that of the only model or a list."""
     import onnx_attnfuse
+    from onnx_attnfuse.report.files import href, index
     from onnx_attnfuse.report.html import page
-    from onnx_attnfuse.report.index import href, index
 
     reports: dict[str, Report | None] = {}
     pages: dict[str, bytes] = {}

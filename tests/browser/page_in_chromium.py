@@ -15,7 +15,7 @@ import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
 
 import onnx_attnfuse
-from onnx_attnfuse.report.index import write_index
+from onnx_attnfuse.report.files import write_index
 from onnx_attnfuse_cli.view import Server
 from tests.support.bundled import BUNDLED, name_of
 

@@ -8,7 +8,7 @@ import justhtml
 import pytest
 
 from onnx_attnfuse.kernels.conformance import Conformance, Form, Outcome, Verdict, known
-from onnx_attnfuse.report.conformance_page import SIZES, lines_of, page, size_of
+from onnx_attnfuse.report.html import SIZES, conformance_page, lines_of, size_of
 
 FORM = Form("MultiHeadAttention", "float32", "bias", "full")
 
@@ -53,14 +53,14 @@ def test_sizes_have_classes(change: dict[str, int], size: str) -> None:
     ],
 )
 def test_the_worst_verdict_colours_a_cell(verdicts: tuple[Verdict, ...], colour: str, words: str) -> None:
-    document = justhtml.JustHTML(page(of(*verdicts)))
+    document = justhtml.JustHTML(conformance_page(of(*verdicts)))
     (cell,) = document.query(f"td.{colour}")
     assert cell.to_text().strip() == words
 
 
 def test_reasons_are_told_and_nothing_of_them_is_markup() -> None:
     table = Conformance("made-up", {}, (Outcome(FORM, "wrong", detail="<b>a & b</b>"),))
-    document = justhtml.JustHTML(page(table))
+    document = justhtml.JustHTML(conformance_page(table))
     (told,) = document.query("td.wrong li")
     assert FORM.name in told.to_text()
     assert "<b>a & b</b>" in told.to_text()

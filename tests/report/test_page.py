@@ -15,8 +15,8 @@ from justhtml import JustHTML
 
 import onnx_attnfuse
 from onnx_attnfuse.reasons import Reason
+from onnx_attnfuse.report.files import index
 from onnx_attnfuse.report.html import page
-from onnx_attnfuse.report.index import index
 from onnx_attnfuse.report.model import CaptureReport, Report, SiteReport
 from onnx_attnfuse.report.reason_codes import families
 from tests.support.bundled import BUNDLED, name_of
@@ -205,7 +205,7 @@ def test_pictures_are_no_part_of_the_json() -> None:
     assert {**plain, **untimed} == {**drawn, **untimed}
 
 
-@pytest.mark.parametrize("what", ["pictures.album.trace", "pictures.mask.samples"])
+@pytest.mark.parametrize("what", ["report.pictures.album.trace", "verify.mask_check.samples"])
 def test_a_picture_that_fails_costs_nothing_but_itself(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     path = next(path for path in BUNDLED if "gpt2" in path.name)
     good = onnx_attnfuse.explain(path, pictures=True)
@@ -213,7 +213,7 @@ def test_a_picture_that_fails_costs_nothing_but_itself(what: str, monkeypatch: p
     def broken(*args: object, **kwargs: object) -> None:
         raise KeyError("ours")
 
-    monkeypatch.setattr(f"onnx_attnfuse.report.{what}", broken)
+    monkeypatch.setattr(f"onnx_attnfuse.{what}", broken)
     report = onnx_attnfuse.explain(path, pictures=True)
     assert report.sites == good.sites
     assert {(failure.kind, failure.message) for failure in report.failures} == {("defect", "KeyError: 'ours'")}

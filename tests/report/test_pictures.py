@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 import onnx_attnfuse
 from onnx_attnfuse.graph.facts import Facts
-from onnx_attnfuse.report.pictures.drawing import Layout, lay_out, strokes
-from onnx_attnfuse.report.pictures.model import Arrow, Box, Drawing, MaskPicture
+from onnx_attnfuse.report.pictures.model import Arrow, Box, Drawing, Layout, MaskPicture, lay_out, strokes
 from onnx_attnfuse.report.pictures.site_graph import surroundings
 from tests.support.bundled import BUNDLED, name_of
 from tests.support.small_models import ATTENTION, parsed
