@@ -14,6 +14,7 @@ import importlib
 import importlib.metadata
 import json
 import logging
+import math
 import os
 import pathlib
 import platform
@@ -34,7 +35,7 @@ from onnx import numpy_helper
 
 PROVIDERS = {"cuda": "CUDAExecutionProvider", "cpu": "CPUExecutionProvider"}
 _PACKAGES = ("torch", "transformers", "onnxruntime-gpu", "onnxruntime", "onnxscript")
-_DISTINCT, _WARM, _READABLE = 65537, 3, 160
+_DISTINCT, _WARM, _READABLE, _SOME = 65537, 3, 160, 5
 _KERNEL_LOG = "ORT_ENABLE_ATTENTION_KERNEL_DEBUG_INFO"
 _ONNX_TYPES = {"float32": 1, "int32": 6, "int64": 7, "bool": 9, "float16": 10, "bfloat16": 16}
 
@@ -56,6 +57,7 @@ class Setting:
 
     Attributes:
         quick: The smallest sizes only, to see that it works.
+        seconds: Rounds of a row end then.
         threads: Of a CPU; with 1 the time that the thread computed counts, so that other work changes little. 0: all.
         folder: For models.
         kernels: Prints the kernels of each variant that take longest, too.
@@ -68,6 +70,7 @@ class Setting:
     provider: str = "cuda"
     quick: bool = False
     rounds: int = 30
+    seconds: float = math.inf
     threads: int = 0
     folder: pathlib.Path = pathlib.Path("build/benchmarks")
     kernels: bool = False
@@ -196,12 +199,19 @@ class Timed:
 
 
 def in_turns(
-    runs: Mapping[str, Callable[[], object]], rounds: int, *, clock: Callable[[], float] = time.perf_counter
+    runs: Mapping[str, Callable[[], object]],
+    rounds: int,
+    *,
+    clock: Callable[[], float] = time.perf_counter,
+    seconds: float = math.inf,
 ) -> dict[str, Timed]:
-    """Runs all in each round, another one first in each."""
+    """Runs all in each round, another one first in each; so many rounds, or some for so many seconds."""
     times: dict[str, list[float]] = {name: [] for name in runs}
     names = list(runs)
-    for _ in range(rounds):
+    ends = time.perf_counter() + seconds
+    for turn in range(rounds):
+        if turn >= _SOME and time.perf_counter() > ends:
+            break
         for name in names:
             start = clock()
             runs[name]()
@@ -263,7 +273,7 @@ def cells(race: Race, setting: Setting) -> dict[str, str]:
     results = {name: run.output() if hasattr(run, "output") else None for name, run in ready.items()}
     truth = next(iter(results.values()), None) if race.truth is None else race.truth
     clock = time.thread_time if setting.threads == 1 else time.perf_counter
-    timed = in_turns(ready, 3 if setting.quick else setting.rounds, clock=clock)
+    timed = in_turns(ready, 3 if setting.quick else setting.rounds, clock=clock, seconds=setting.seconds)
     if setting.kernels:
         for name, run in ready.items():
             click.echo(f"{race.label}, {name}: {profiled(run)}", err=True)
@@ -375,6 +385,7 @@ def command(folder: pathlib.Path) -> click.Command:
     @click.option("--provider", type=click.Choice(sorted(PROVIDERS)), default="cuda")
     @click.option("--quick", is_flag=True, help="The smallest sizes and three rounds, to see that it works.")
     @click.option("--rounds", default=30)
+    @click.option("--seconds", default=math.inf, help="Rounds of a row end then, after five at the earliest.")
     @click.option("--threads", default=0, help="Of a CPU; with 1 the time that the thread computed counts.")
     @click.option("--folder", type=pathlib.Path, default=Setting.folder, help="For models.")
     @click.option("--sizes", "given", default="", help="Such as 8x512x12x64, with commas; in the place of the benchmark's own.")

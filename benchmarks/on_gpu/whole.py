@@ -64,7 +64,9 @@ def races_of(whole: Whole, source: pathlib.Path, columns: Mapping[str, str], set
                 variants[name] = functools.partial(raising, made.error)
             elif (made.nodes, graph) not in seen:
                 seen.add((made.nodes, graph))
-                variants[name] = functools.partial(runs.OnnxRuntime, made.path, whole, case, setting.provider, graph=graph)
+                variants[name] = functools.partial(
+                    runs.OnnxRuntime, made.path, whole, case, setting.provider, graph=graph, threads=setting.threads
+                )
         limit = least(whole, case, written) if setting.cuda else ""
         yield Race(f"{whole.name}, {case.label}{words}{limit}", variants, each=case.steps or 1)
 

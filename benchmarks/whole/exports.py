@@ -1,4 +1,4 @@
-"""Exports a whole model in float16 without its weights ever being made, and makes them where it is run: seeded noise."""
+"""Exports a whole model without its weights ever being made, and makes them where it is run: seeded noise."""
 
 # pyright: basic, reportMissingTypeStubs=false
 from __future__ import annotations
@@ -45,12 +45,12 @@ def unmade() -> Iterator[None]:
         nn.Module.register_parameter = kept  # type: ignore[method-assign]
 
 
-def module_of(build: Callable[[], nn.Module]) -> nn.Module:
-    """A module in float16 whose large parameters are zeros, in memory that is never written to and so takes no room.
+def module_of(build: Callable[[], nn.Module], dtype: str) -> nn.Module:
+    """A module in an element type, whose large parameters are zeros, in memory that is never written to and so takes no room.
 
     The first number of each differs: the exporter makes one of parameters that are alike.
     """
-    torch.set_default_dtype(torch.float16)
+    torch.set_default_dtype(getattr(torch, dtype))
     try:
         with unmade():
             module = build()
@@ -61,7 +61,7 @@ def module_of(build: Callable[[], nn.Module]) -> nn.Module:
     for part in module.modules():
         for name, parameter in part.named_parameters(recurse=False):
             if id(parameter) not in made:
-                value = np.zeros(parameter.shape, np.float16)
+                value = np.zeros(parameter.shape, dtype)
                 touched = value.reshape(-1)[: None if value.ndim < 2 else 1]
                 touched[:] = 1 + 0.1 * random.standard_normal(touched.shape)
                 made[id(parameter)] = nn.Parameter(torch.from_numpy(value), requires_grad=False)
@@ -78,7 +78,7 @@ def export(whole: Whole, folder: pathlib.Path) -> pathlib.Path:
     shapes = tuple(
         {at: axis.replace("+", "_plus_") for at, axis in enumerate(port.shape) if isinstance(axis, str)} for port in whole.inputs
     )
-    module = module_of(whole.build)
+    module = module_of(whole.build, whole.dtype)
     names: Any = {"input_names": [port.name for port in whole.inputs], "output_names": [port.name for port in whole.outputs]}
     with torch.no_grad(), contextlib.redirect_stdout(io.StringIO()):
         program: Any = torch.onnx.export(
@@ -113,7 +113,7 @@ def strip(model: ir.Model, name: str, parameters: set[str]) -> None:
 
 def _untouched(tensor: Any) -> bool:
     """Whether it is made of a large parameter, which the exporter has transposed, say: those are zeros, all but one."""
-    return tensor.dtype == ir.DataType.FLOAT16 and bool(np.count_nonzero(tensor.numpy()) < 2)
+    return tensor.dtype in (ir.DataType.FLOAT16, ir.DataType.FLOAT) and bool(np.count_nonzero(tensor.numpy()) < 2)
 
 
 def fill(path: pathlib.Path) -> int:
@@ -127,12 +127,13 @@ def fill(path: pathlib.Path) -> int:
     target = path.with_name(_PLACE.format(path.stem))
     if target.exists() and target.stat().st_size == size:
         return size
-    pool = (np.random.default_rng(0).standard_normal(_POOL, np.float32) * _SCALE).astype(np.float16)
+    pool = np.random.default_rng(0).standard_normal(_POOL, np.float32) * _SCALE
+    pools = {onnx.TensorProto.FLOAT16: pool.astype(np.float16), onnx.TensorProto.FLOAT: pool}
     part = target.with_name(f"{target.name}.part")
     with part.open("wb") as file:
         for tensor, place in zip(tensors, places, strict=True):
             file.seek(int(place["offset"]))
-            for piece in _pieces(tensor, pool):
+            for piece in _pieces(tensor, pools[tensor.data_type]):
                 file.write(piece)
         file.truncate(size)
     part.replace(target)
@@ -142,10 +143,8 @@ def fill(path: pathlib.Path) -> int:
 def _pieces(tensor: onnx.TensorProto, pool: Any) -> list[Any]:
     """What a tensor consists of, as pieces of the pool."""
     count = math.prod(tensor.dims)
-    if tensor.data_type != onnx.TensorProto.FLOAT16:
-        raise ValueError(f"{tensor.name} is not float16")
     if len(tensor.dims) == 1 and tensor.name.endswith("weight"):
-        return [np.ones(count, np.float16)]
+        return [np.ones(count, pool.dtype)]
     start = zlib.crc32(tensor.name.encode()) % _POOL
     pieces = [pool[start : start + count]]
     left = count - pieces[0].size

@@ -11,7 +11,7 @@ import numpy as np
 import onnxruntime
 import torch
 
-from benchmarks.whole.spec import Array, Case, Port, Whole
+from benchmarks.whole.spec import IDS, Array, Case, Port, Whole
 
 Value = Any
 """An `onnxruntime.OrtValue`."""
@@ -21,10 +21,10 @@ _COMPARED = 1 << 23
 _MODES = {"compile": "default", "reduce-overhead": "reduce-overhead"}
 
 
-def session_of(path: pathlib.Path, provider: str, *, graph: bool = False) -> Any:
-    """A session with all optimisations; `graph` captures runs as a CUDA graph."""
+def session_of(path: pathlib.Path, provider: str, *, graph: bool = False, threads: int = 0) -> Any:
+    """A session with all optimisations; `graph` captures runs as a CUDA graph, `threads` are of a CPU."""
     options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3
+    options.log_severity_level, options.intra_op_num_threads = 3, threads
     providers: list[Any] = ["CPUExecutionProvider"]
     if provider == "cuda":
         choices = {"arena_extend_strategy": "kSameAsRequested", "enable_cuda_graph": "1" if graph else "0"}
@@ -60,11 +60,11 @@ class Device:
 class OnnxRuntime:
     """A model in ONNX Runtime; of steps in a row each has the cache that the step before returned."""
 
-    def __init__(self, path: pathlib.Path, whole: Whole, case: Case, provider: str, *, graph: bool) -> None:
+    def __init__(self, path: pathlib.Path, whole: Whole, case: Case, provider: str, *, graph: bool, threads: int) -> None:
         if graph and case.steps:
             raise ValueError("shapes grow from step to step, and a captured graph has fixed ones")
         before = _free(provider)
-        self._session, self._whole, self._case = session_of(path, provider, graph=graph), whole, case
+        self._session, self._whole, self._case = session_of(path, provider, graph=graph, threads=threads), whole, case
         self._device = device = Device(provider)
         held = {name: (device.holding(value), 0) for name, value in whole.feeds(case).items()}
         taken = {port.name: device.room(port.at(case.sizes), port.type) for port in whole.outputs}
@@ -82,7 +82,7 @@ class OnnxRuntime:
         """Rows of the first result that count, at most some millions of elements."""
         result = self._first.numpy()
         rows = result.reshape(-1, result.shape[-1])
-        if self._case.padded:
+        if self._case.padded and result.ndim > len(IDS):
             counted = np.arange(result.shape[1])[None] < np.asarray(self._case.lengths)[:, None]
             rows = rows[counted.reshape(-1)]
         return rows[:: max(1, rows.size // _COMPARED)]
@@ -147,9 +147,9 @@ def by_torch(whole: Whole, module: Any, case: Case, tool: str, device: str) -> C
 
 
 def module_on(whole: Whole, device: str) -> Any:
-    """The model on the device, in float16."""
+    """The model on the device."""
     torch.manual_seed(0)
-    torch.set_default_dtype(torch.float16)
+    torch.set_default_dtype(getattr(torch, whole.dtype))
     try:
         with torch.device(device):
             return whole.build().eval().requires_grad_(False)

@@ -21,14 +21,14 @@ class Port:
     Attributes:
         name: Its name in the graph.
         shape: One entry per axis: a number, or names of axes joined by ``+``.
-        kind: ``ids`` are below `high`, ``positions`` count on from the past, ``mask`` is 1 where a token counts, ``float`` is
-            noise in float16; all others are int64.
+        kind: ``ids`` are below `high`, ``positions`` count on from the past, ``mask`` is 1 where a token counts, all in int64;
+            others are noise in the element type that they name.
         high: Upper bound of ``ids``.
     """
 
     name: str
     shape: tuple[int | str, ...]
-    kind: str = "float"
+    kind: str = "float16"
     high: int = 0
 
     def at(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
@@ -38,7 +38,7 @@ class Port:
     @property
     def type(self) -> Any:
         """The element type."""
-        return np.float16 if self.kind == "float" else np.int64
+        return np.dtype(self.kind).type if "float" in self.kind else np.int64
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,6 +80,7 @@ class Whole:
         model_type: What ONNX Runtime's Python optimizer should take it for.
         num_heads: Heads of queries, for that optimizer; 0 where they differ from layer to layer.
         hidden_size: Width, likewise.
+        bits: Of weights, which are quantised behind each tool; 0 where they are not.
     """
 
     name: str
@@ -90,6 +91,12 @@ class Whole:
     model_type: str
     num_heads: int = 0
     hidden_size: int = 0
+    bits: int = 0
+
+    @property
+    def dtype(self) -> str:
+        """The element type of weights and results."""
+        return self.outputs[0].kind
 
     def feeds(self, case: Case) -> dict[str, Array]:
         """Values of all inputs; the past is noise too, of the size of keys and values."""
@@ -105,4 +112,4 @@ def _value(port: Port, case: Case, random: np.random.Generator) -> Array:
         return np.broadcast_to(case.sizes.get("past", 0) + np.arange(shape[-1], dtype=np.int64), shape).copy()
     if port.kind == "mask":
         return (np.arange(shape[-1])[None] < np.asarray(case.lengths)[:, None]).astype(np.int64)
-    return random.standard_normal(shape, np.float32).astype(np.float16)
+    return random.standard_normal(shape, np.float32).astype(port.type)

@@ -20,7 +20,7 @@ from benchmarks.whole.spec import Whole
 from onnx_attnfuse.kernels import providers
 
 TORCH = ("eager", "compile", "reduce-overhead")
-"""Tools of torch; `plain` is the export, and `onnxruntime`, `onnxscript` and `ours` write models of it."""
+"""Tools of torch; `plain` is the export, and others write models of it."""
 GRAPH = " + graph"
 """The end of the name of a variant that ONNX Runtime captures as a CUDA graph."""
 
@@ -44,13 +44,16 @@ def write(whole: Whole, label: str, source: pathlib.Path, provider: str, arch: s
     """Writes the model of a variant beside the export; what fails is a result."""
     made = label.removesuffix(GRAPH)
     tool, _, choices = made.partition(" ")
-    target = source if tool == "plain" else source.with_suffix(f".{re.sub(r'[^a-z0-9.-]+', '-', made)}.onnx")
+    target = source.with_suffix(f".{re.sub(r'[^a-z0-9.-]+', '-', made)}.onnx") if tool != "plain" or whole.bits else source
+    floats = target.with_suffix(".float.onnx") if whole.bits else target
     try:
         with quietly(), contextlib.redirect_stdout(io.StringIO()):
             if tool == "ours":
-                _by_us(whole, choices, source, target, provider, arch)
+                _by_us(whole, choices, source, floats, provider, arch)
             elif tool != "plain":
-                {"onnxruntime": _by_onnxruntime, "onnxscript": _by_onnxscript}[tool](whole, source, target, provider)
+                _OTHERS[tool](whole, source, floats, provider)
+            if whole.bits:
+                _quantised(source if tool == "plain" else floats, target, whole.bits)
     except Exception as error:  # noqa: BLE001 - a failure is a result
         return Written(target, error=one_line(error))
     nodes = onnx.load(target, load_external_data=False).graph.node
@@ -113,3 +116,29 @@ def _by_onnxscript(whole: Whole, source: pathlib.Path, target: pathlib.Path, pro
 
     del whole, provider
     ir.save(optimize_for_ort(ir.load(source))[0], target, external_data=f"{target.name}.data")
+
+
+def _by_transformers(whole: Whole, source: pathlib.Path, target: pathlib.Path, provider: str) -> None:
+    """What transformers does of itself in an export for ONNX Runtime."""
+    import onnx_ir as ir
+    from transformers.exporters.onnxruntime_fusions import fuse_for_onnxruntime
+
+    del whole
+    model = ir.load(source)
+    fuse_for_onnxruntime(model, provider)
+    ir.save(model, target, external_data=f"{target.name}.data")
+
+
+def _quantised(source: pathlib.Path, target: pathlib.Path, bits: int) -> None:
+    """The weights of products in int4 by blocks, or in int8 for activations that are quantised when they are there."""
+    from onnxruntime.quantization import matmul_nbits_quantizer, quantize_dynamic
+
+    if bits == 8:
+        quantize_dynamic(source, target, op_types_to_quantize=["MatMul"])
+        return
+    made: Any = matmul_nbits_quantizer.MatMulNBitsQuantizer(str(source), block_size=32, is_symmetric=True, accuracy_level=4)
+    made.process()
+    made.model.save_model_to_file(str(target), True)
+
+
+_OTHERS = {"onnxruntime": _by_onnxruntime, "onnxscript": _by_onnxscript, "transformers": _by_transformers}

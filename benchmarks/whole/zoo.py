@@ -21,9 +21,10 @@ _WORDS = 30000
 
 
 def of_transformers(model: str, config: str, settings: Mapping[str, Any]) -> Any:
-    """A model of transformers with torch's attention, in the default element type."""
-    made = getattr(transformers, config)(**settings)
-    return getattr(transformers, model)._from_config(made, attn_implementation="sdpa", dtype=torch.get_default_dtype()).eval()
+    """A model of transformers with torch's attention where it has that, in the default element type."""
+    made, kind = getattr(transformers, config)(**settings), getattr(transformers, model)
+    attention = "sdpa" if kind._supports_sdpa else "eager"
+    return kind._from_config(made, attn_implementation=attention, dtype=torch.get_default_dtype()).eval()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,9 +83,11 @@ def encoded(encoder: Encoder, *, small: bool) -> Whole:
         inputs = (Port("input_ids", IDS, "ids", _WORDS), Port("attention_mask", IDS, "mask"))
     label = f"{batch}x{seq}" + ", half padding" * (not side)
     case = Case(label, {"batch": batch, "seq": seq}, padded=not side)
-    outputs = (Port("last_hidden_state", ("batch", seq if side else "seq", width)),)
+    outputs, select = (Port("last_hidden_state", ("batch", seq if side else "seq", width)),), hidden
+    if encoder.model.endswith("Classification"):
+        outputs, select = (Port("logits", ("batch", 2)),), logits
     classes = (f"{encoder.family}{encoder.model}", f"{encoder.family}Config", made)
-    return Whole(encoder.name, inputs, outputs, (case,), _flat(inputs, hidden, *classes), "vit" if side else "bert", heads, width)
+    return Whole(encoder.name, inputs, outputs, (case,), _flat(inputs, select, *classes), "vit" if side else "bert", heads, width)
 
 
 def _flat(inputs: tuple[Port, ...], select: Callable[[Any], Any], *classes: Any, **fixed: Any) -> Callable[[], nn.Module]:
@@ -145,9 +148,10 @@ class Speller(nn.Module):
         return self.proj_out(self.decoder(**inputs, use_cache=False).last_hidden_state)
 
 
-def whisper(part: str, *, small: bool) -> Whole:
+def whisper(part: str, *, small: bool, layers: int = 12) -> Whole:
     """Whisper-small: its encoder on 30 s of sound, or its decoder on 128 tokens."""
-    heads, layers, width, inner, frames, vocabulary = (4, 2, 64, 128, 40, 999) if small else (12, 12, 768, 3072, 3000, 51865)
+    sizes = (4, 2, 64, 128, 40, 999) if small else (12, layers, 768, 3072, 3000, 51865)
+    heads, layers, width, inner, frames, vocabulary = sizes
     settings = {"d_model": width, "max_source_positions": frames // 2, "vocab_size": vocabulary, **_SPECIAL}
     settings |= {"decoder_start_token_id": 1, "suppress_tokens": None, "begin_suppress_tokens": None}
     for side in ("encoder", "decoder"):
@@ -186,6 +190,7 @@ class Decoder:
         small: What the stand-in has in the place of that.
         config: What the class of its configuration begins with, where that differs from `family`.
         prompts: Entries of the batches of prompts.
+        model: The class of the model behind `family`.
     """
 
     name: str
@@ -197,6 +202,7 @@ class Decoder:
     small: Mapping[str, Any] = dataclasses.field(default_factory=dict[str, Any])
     config: str = ""
     prompts: tuple[int, ...] = (1, 8)
+    model: str = "ForCausalLM"
 
 
 _TIED = {"tie_word_embeddings": True}
@@ -250,7 +256,7 @@ def cached(decoder: Decoder, *, small: bool) -> Whole:
         **(decoder.small if small else {}),
     }
     names = tuple(port.name for port in inputs)
-    classes = f"{decoder.family}ForCausalLM", f"{decoder.config or decoder.family}Config"
+    classes = f"{decoder.family}{decoder.model}", f"{decoder.config or decoder.family}Config"
     return Whole(
         decoder.name,
         inputs,
