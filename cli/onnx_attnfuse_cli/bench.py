@@ -122,7 +122,7 @@ def command(
     options = Options(ep=ep, arch=f"sm{arch}" if arch else None, verify="none", **chosen)
     found = Bench(options, names, runs, limit).model(model)
     if picture:
-        from onnx_attnfuse.bench.picture import picture as drawn
+        from onnx_attnfuse.bench.run import picture as drawn
         from onnx_attnfuse.report.files import write_text
 
         write_text(drawn(found), picture.absolute())

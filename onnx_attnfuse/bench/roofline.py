@@ -110,9 +110,9 @@ def _lengths(inputs: Sequence[ir.Value], given: Sequence[tuple[int, ...] | None]
     for value, shape in zip(inputs, given, strict=True):
         for dim, number in zip(value.shape or (), shape or (), strict=False):
             text = None if isinstance(dim, int) else dim.value
-            size = sizes.parse(text) if isinstance(text, str) else None
-            if isinstance(size, sizes.Size) and size.factor == 1 and len(size.atoms) == 1 and size.atoms[0].evaluate is None:
-                found[size.atoms[0].key] = number
+            name = sizes.lone_symbol(sizes.parse(text)) if isinstance(text, str) else None
+            if name is not None:
+                found[name] = number
     return found
 
 

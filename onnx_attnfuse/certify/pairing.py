@@ -1,5 +1,7 @@
 """Two models side by side: which values are the same by construction, and which must be proved equal.
 
+Model-local functions are put in place of their calls, so that changes in them are claimed and proved.
+
 A value's identity is a digest of everything above it. Where a name of the first model names something else in the second,
 the two are claimed to be equal: that has to be proved, and values below it assume the claim. So if all
 claims are proved, in whichever order, all outputs are equal, since each claim rests on claims above it only.
@@ -14,18 +16,20 @@ from typing import Any
 
 import numpy as np
 import onnx_ir as ir
+import onnx_ir.passes.common
 
 from onnx_attnfuse.certify import meanings
-from onnx_attnfuse.certify.inlining import inlined, origin, run_by
 from onnx_attnfuse.graph import sizes
 from onnx_attnfuse.graph.constants import constant_tensor, subgraphs
 from onnx_attnfuse.graph.facts import Facts
+from onnx_attnfuse.graph.ops import CONTRIB, STANDARD
 from onnx_attnfuse.graph.opset import CHANGED
 from onnx_attnfuse.graph.scopes import Scope, scopes
 from onnx_attnfuse.graph.sizes import Dim
 from onnx_attnfuse.thresholds import ORDINARY
 
 _SOFTMAXES = frozenset(["Softmax", "LogSoftmax", "Hardmax"])
+_ORIGIN = "attnfuse.origin"
 _RANDOM = frozenset("RandomNormal RandomNormalLike RandomUniform RandomUniformLike Bernoulli Multinomial Dropout".split())
 _ATTENTIONS = frozenset(["Attention", "MultiHeadAttention", "GroupQueryAttention"])
 _VIEWS = frozenset(
@@ -254,7 +258,7 @@ class Pair:
         self.aliases = _aliases(self.before.scope.facts)
         """Symbols that name other sizes, because an operator of the model before takes two sizes that are equal."""
         lengths = list(_lengths(self.before))
-        self.positive = frozenset(dim.atoms[0].key for dim in lengths if dim.atoms[0].evaluate is None)
+        self.positive = frozenset(name for dim in lengths if (name := sizes.lone_symbol(dim)) is not None)
         """Symbols that are at least 1, as there is one batch entry, one query and one key."""
         self.divided = list(dict.fromkeys(dim for dim in lengths if "//" in dim.atoms[0].key))
         """Lengths of scores that are quotients of sizes."""
@@ -281,7 +285,8 @@ class Pair:
         """In which the interfaces of the two models differ: names, types, shapes and defaults."""
         found: list[str] = []
         for what in ("inputs", "outputs"):
-            before, after = ({value.name or "": value for value in getattr(side.scope.graph, what)} for side in self._sides)
+            graphs = self.before.scope.graph, self.after.scope.graph
+            before, after = ({value.name or "": value for value in getattr(graph, what)} for graph in graphs)
             found += [f"only one of the models has '{name}'" for name in sorted(before.keys() ^ after.keys())]
             for name in sorted(before.keys() & after.keys()):
                 kinds = [[value.dtype, str(value.shape), side.default(value)] for value, side in
@@ -289,10 +294,6 @@ class Pair:
                 if kinds[0] != kinds[1]:
                     found.append(f"the {what[:-1]} '{name}' has another type, shape or default in each model")
         return found
-
-    @property
-    def _sides(self) -> tuple[Side, Side]:
-        return self.before, self.after
 
 
 def _is_computed(value: ir.Value | None) -> bool:
@@ -313,15 +314,8 @@ def _aliases(facts: Facts) -> dict[str, Dim]:
     for pair in facts.equalities:
         ordered = sorted(_without_difference(*pair), key=lambda dim: (len(sizes.symbols(dim)), str(dim)))
         for alias, dim in (ordered, ordered[::-1]):
-            if (
-                not isinstance(alias, sizes.Size)
-                or alias.factor != 1
-                or len(alias.atoms) != 1
-                or alias.atoms[0].evaluate is not None
-            ):
-                continue
-            name = alias.atoms[0].key
-            if name not in found and name not in _reached(dim, found):
+            name = sizes.lone_symbol(alias)
+            if name is not None and name not in found and name not in _reached(dim, found):
                 found[name] = dim
                 break
     return found
@@ -347,3 +341,53 @@ def _reached(dim: Dim, aliases: dict[str, Dim]) -> set[str]:
             found.add(name)
             pending.extend(sizes.symbols(aliases[name]) if name in aliases else ())
     return found
+
+
+def inlined(model: ir.Model) -> ir.Model:
+    """The model without calls of functions; the model itself where they cannot all be put in place.
+
+    A function that has the name of a known operator stays: it is read as that operator.
+    """
+    if not model.functions:
+        return model
+    copy = model.clone()
+    for function in copy.functions.values():
+        for node in function:
+            for value in node.outputs:
+                value.metadata_props[_ORIGIN] = value.name or ""
+    try:
+        onnx_ir.passes.common.InlinePass(lambda function: function.domain not in {*STANDARD, CONTRIB})(copy)
+    except (ValueError, ir.passes.PassError):  # another opset, or a graph as a parameter
+        return model
+    return copy if _interface(copy) == _interface(model) and _is_unique(copy.graph) else model
+
+
+def origin(value: ir.Value) -> str:
+    """The name that a value has in the function that it is from."""
+    return value.metadata_props.get(_ORIGIN) or value.name or ""
+
+
+def run_by(model: ir.Model, node: ir.Node) -> Iterator[ir.Node]:
+    """A node, and all those in its branches and in the functions that it calls, directly or not."""
+    called: set[ir.OperatorIdentifier] = set()
+    pending = [node]
+    while pending:
+        item = pending.pop()
+        yield item
+        for graph in subgraphs(item):
+            pending.extend(graph)
+        name = item.op_identifier()
+        if name in model.functions and name not in called:
+            called.add(name)
+            pending.extend(model.functions[name])
+
+
+def _interface(model: ir.Model) -> list[str | None]:
+    return [value.name for value in (*model.graph.inputs, *model.graph.outputs)]
+
+
+def _is_unique(graph: ir.Graph) -> bool:
+    """Whether no two values have one name: a function that returns its input renames it."""
+    given = {value.name for value in (*graph.inputs, *graph.initializers.values())}
+    names = [value.name for node in graph for value in node.outputs if value.name]
+    return len(names) == len(set(names)) and given.isdisjoint(names)

@@ -81,40 +81,30 @@ def is_nan(term: Term) -> Term:
     return TRUE if term is NAN else FALSE
 
 
-def weight(score: Score, length: Term, place: Term, empty: Term = NAN, sink: Term | None = None) -> Term:
-    """The weight of one key, of at least one.
+def weight(score: Score, length: Term, place: Term, sink: Term | None = None) -> Term:
+    """The weight of one key, of at least one; NaN where all scores are minus infinity.
 
     Args:
         score: The score of a key.
         length: The number of keys.
         place: The key.
-        empty: The weight where all scores are minus infinity.
         sink: A score besides, without a value of its own.
     """
     bound = fresh(length)
     body = score(bound)
     unseen = is_minus_infinity(body)
     nothing = FALSE if sink is not None or unseen is FALSE else arithmetic.every(bound, unseen)
-    lifted = _row_choice(bound, body)
-    if lifted is not None:
-        condition, then, other = lifted
-        return ite(
-            condition,
-            weight(lambda item: substitute(then, {bound: item}), length, place, empty, sink),
-            weight(lambda item: substitute(other, {bound: item}), length, place, empty, sink),
-        )
+    if body.op == "ite" and bound not in free(body.args[0]):  # a choice by something that holds for a whole row
+        condition, *parts = body.args
+        return ite(condition, *(weight(functools.partial(_at, bound, part), length, place, sink) for part in parts))
     if sink is None:
         body = without_row(bound, body)
     others = () if sink is None else (sink,)
-    return ite(nothing, empty, bind("softmax", bound, body, "Real", place, *others))
+    return ite(nothing, NAN, bind("softmax", bound, body, "Real", place, *others))
 
 
-def _row_choice(bound: Term, body: Term) -> tuple[Term, Term, Term] | None:
-    """A choice of scores by something that holds for a whole row; None if the outermost is none."""
-    if body.op == "ite" and bound not in free(body.args[0]):
-        condition, then, other = body.args
-        return condition, then, other
-    return None
+def _at(bound: Term, body: Term, place: Term) -> Term:
+    return substitute(body, {bound: place})
 
 
 def without_row(bound: Term, body: Term) -> Term:

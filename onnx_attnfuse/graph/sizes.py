@@ -301,6 +301,13 @@ def evaluate(dim: Dim, values: Mapping[str, int]) -> int:
     return result
 
 
+def lone_symbol(dim: Dim | None) -> str | None:
+    """The name of a size that is one symbol and nothing else; None for any other."""
+    if not isinstance(dim, Size) or dim.factor != 1 or len(dim.atoms) != 1 or dim.atoms[0].evaluate is not None:
+        return None
+    return dim.atoms[0].key
+
+
 def symbols(dim: Dim) -> set[str]:
     """Names of all symbols that `dim` is made of."""
     if isinstance(dim, int):

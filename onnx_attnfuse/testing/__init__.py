@@ -14,8 +14,7 @@ the original on hostile inputs: every kind of mask and padding, rows without a k
 
 from __future__ import annotations
 
-from onnx_attnfuse.testing.asserting import assert_case, assert_fuses, assert_refuses
+from onnx_attnfuse.testing.asserting import Model, as_model, assert_case, assert_fuses, assert_refuses
 from onnx_attnfuse.testing.cases import Case, Expectation, cases_in
-from onnx_attnfuse.testing.models import Model, as_model
 
 __all__ = ["Case", "Expectation", "Model", "as_model", "assert_case", "assert_fuses", "assert_refuses", "cases_in"]

@@ -20,11 +20,10 @@ from onnx_attnfuse.errors import MissingDependencyError, ModelError, OptionError
 from onnx_attnfuse.graph import sizes
 from onnx_attnfuse.graph.dtypes import HALVES, largest
 from onnx_attnfuse.graph.facts import Dims, Facts
-from onnx_attnfuse.verify.divergence import first_divergence
 from onnx_attnfuse.verify.float32_copy import rounded
 from onnx_attnfuse.verify.input_kinds import as_its_kind, kinds, slot_of
 from onnx_attnfuse.verify.inputs import Array, InputCase, Pattern, case_groups, describe, feeds
-from onnx_attnfuse.verify.model_session import Source, check_interfaces, read, session
+from onnx_attnfuse.verify.model_session import Source, check_interfaces, first_divergence, read, session
 from onnx_attnfuse.verify.options import Trials
 from onnx_attnfuse.verify.runtime import Operators, PieceSession, Reference, RuntimeRefusal, available, is_dangerous
 from onnx_attnfuse.verify.shape_solver import Equalities, Values

@@ -76,7 +76,7 @@ class Equalities:
         self._pins: dict[str, int] = {}
         compound: list[tuple[Dim, Dim]] = []
         for left, right in itertools.chain.from_iterable(itertools.starmap(_reduced, pairs)):
-            one, other = _lone(left), _lone(right)
+            one, other = sizes.lone_symbol(left), sizes.lone_symbol(right)
             if one is not None and other is not None:
                 self._join(one, other)
             elif one is not None and isinstance(right, int):
@@ -104,7 +104,7 @@ class Equalities:
         """
         names = self._closure(shapes)
         nothing = dict.fromkeys(map(self.root, empty), 0)
-        batches = {self.root(name) for shape in shapes if len(shape) > 1 and (name := _lone(shape[0])) is not None}
+        batches = {self.root(name) for shape in shapes if len(shape) > 1 and (name := sizes.lone_symbol(shape[0])) is not None}
         batches |= {name for name in names if "batch" in name}
         for index, profile in enumerate(profiles):
             if index == 1 and reach:
@@ -118,7 +118,7 @@ class Equalities:
 
     def _closure(self, shapes: Sequence[Dims]) -> list[str]:
         """The symbols of `shapes`, parts of longer lengths first, then those that equalities tie to them."""
-        dims = sorted((dim for shape in shapes for dim in shape), key=lambda dim: _lone(dim) is not None)
+        dims = sorted((dim for shape in shapes for dim in shape), key=lambda dim: sizes.lone_symbol(dim) is not None)
         names = {self.root(name): None for dim in dims for name in sorted(sizes.symbols(dim))}
         grown = True
         while grown and len(names) < _MOST_SYMBOLS:
@@ -141,7 +141,7 @@ class Equalities:
                 values[name] = profile.others[count % len(profile.others)]
                 count += 1
         repaired_names: set[str] = set()
-        longer = [dim for shape in shapes for dim in shape if not isinstance(dim, int) and _lone(dim) is None]
+        longer = [dim for shape in shapes for dim in shape if not isinstance(dim, int) and sizes.lone_symbol(dim) is None]
         enlarged = False
         for _ in range(_MAX_SOLVER_ROUNDS):
             repaired = [
@@ -167,7 +167,7 @@ class Equalities:
         """Makes rows of a length that nothing else has as long as all other lengths together."""
         counts = Counter(self.root(name) for shape in shapes for dim in shape for name in sizes.symbols(dim))
         tied = batches.union(self._pins, *(item[2] for item in self._compound))
-        ends = [self.root(name) for shape in shapes if len(shape) == 2 and (name := _lone(shape[-1])) is not None]
+        ends = [self.root(name) for shape in shapes if len(shape) == 2 and (name := sizes.lone_symbol(shape[-1])) is not None]
         rows = [name for name in ends if counts[name] == 1 and name not in tied]
         whole = sum(values[name] for name in names if name in counts.keys() - batches.union(rows))
         values.update({name: max(whole, values[name]) for name in rows})
@@ -181,7 +181,7 @@ class Equalities:
         fresh = [name for name in names if self._is_fresh(name)]
         if gap() == 0 or len(fresh) > 1:
             return False
-        alone = [self.root(name) for name in (_lone(left), _lone(right)) if name is not None]
+        alone = [self.root(name) for name in (sizes.lone_symbol(left), sizes.lone_symbol(right)) if name is not None]
         for name in sorted(set(fresh or names) - repaired_names, key=lambda name: (name not in alone, name)):
             if name in self._pins or name not in values:
                 continue
@@ -227,13 +227,6 @@ def _reduced(left: Dim, right: Dim) -> Iterator[tuple[Dim, Dim]]:
 
 def _each(atoms: Counter[Atom]) -> Iterator[Dim]:
     return (Size(1, (atom,)) for atom in atoms.elements())
-
-
-def _lone(dim: Dim) -> str | None:
-    """The name, if the length is one symbol and nothing else."""
-    if isinstance(dim, int) or dim.factor != 1 or len(dim.atoms) != 1 or dim.atoms[0].evaluate is not None:
-        return None
-    return dim.atoms[0].key
 
 
 def _enlarged(dim: Dim, values: Values, name: str, wanted: int) -> bool:

@@ -11,6 +11,7 @@ shape alone carries no data: a value computed from the `Shape` of a frontier val
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections import deque
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from typing import Literal
@@ -34,7 +35,7 @@ from onnx_attnfuse.graph.ops import (
     is_standard,
 )
 from onnx_attnfuse.graph.rounding import dequantizes, quantizes
-from onnx_attnfuse.graph.uses import sources
+from onnx_attnfuse.graph.uses import reads_input, sources
 from onnx_attnfuse.reasons import Refused
 
 Role = Literal["operand", "weight", "activation", "given", "factor", "constant"]
@@ -330,15 +331,9 @@ def _below(frontier: Iterable[ir.Value], results: Sequence[ir.Value]) -> set[ir.
 
 def _above(frontier: frozenset[ir.Value], results: Sequence[ir.Value]) -> set[ir.Node]:
     """The nodes that compute the results from the stops, nearest first, up to a bound."""
-    found: set[ir.Node] = set()
-    pending = deque(results)
-    while pending and len(found) < _MAX_NODES_BELOW_FRONTIER:
-        value = pending.popleft()
-        node = None if value in frontier else value.producer()
-        if node is not None and node not in found:
-            found.add(node)
-            pending.extend(item for item in node.inputs if item is not None)
-    return found
+    values = sources(results, lambda value, _: value not in frontier)
+    made = (node for value in values if value not in frontier and (node := value.producer()) is not None)
+    return set(itertools.islice(made, _MAX_NODES_BELOW_FRONTIER))
 
 
 def _is_light(node: ir.Node, facts: Facts) -> bool:
@@ -354,24 +349,9 @@ def _is_light(node: ir.Node, facts: Facts) -> bool:
         table = constant_tensor(first)
         return table is None or table.nbytes <= _READABLE
     dtype = None if first is None else facts.dtype(first)
-    return dtype is None or not dtype.is_integer() or _is_of_shapes(second)
-
-
-def _is_of_shapes(value: ir.Value | None) -> bool:
-    """Whether an integer follows from shapes and constants alone: on a zero that data makes, some kernels end the process."""
-    pending = [value]
-    for _ in range(_MAX_NODES_BELOW_FRONTIER):
-        if not pending:
-            return True
-        value = pending.pop()
-        if value is None or constant_tensor(value) is not None:
-            continue
-        node = value.producer()
-        if node is None:
-            return False
-        if node.op_type not in ASKS_SHAPE:
-            pending.extend(node.inputs)
-    return False
+    if dtype is None or not dtype.is_integer():
+        return True
+    return second is not None and not reads_input(second)  # on a zero that data makes, some kernels end the process
 
 
 _COUNTING = COMPARES | {"Add", "Clip", "Div", "Max", "Min", "Sub", "Trilu"}

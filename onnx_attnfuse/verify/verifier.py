@@ -140,13 +140,7 @@ class Verifier:
         if verdict.undecided is not None and self.level == "none":
             self.believed.append(f"'{name}': {verdict.undecided}")
             return None
-        if verdict.undecided is not None:
-            raise Refused("unverified", f"it could not be verified: {verdict.undecided}")
-        if not verdict.equal:
-            self.differing += 1
-            self._keep(verdict, name)
-            raise Refused("differs", verdict.detail)
-        return Verified(verdict.max_abs_error, verdict.cases)
+        return self._accepted(verdict, name)
 
     def check_mask(self, spec: AttentionSpec, meaning: Meaning, scope: Scope, model: ir.Model) -> Meaning:
         """The meaning of a mask, or `arbitrary` where the mask turns out to be something else; each mask is looked at once."""
@@ -168,39 +162,35 @@ class Verifier:
         Raises:
             Refused: It differs, or could not be shown equal.
         """
-        if self.level == "none":
-            return None
         from onnx_attnfuse.verify.decoder_loop import check_decoder
 
-        with self.timer.step("verify the decoder"):
-            verdict = check_decoder(before, after, loop, self._operators)
-        self._take_back(verdict)
-        return Verified(verdict.max_abs_error, verdict.cases)
+        return self.judge_loop(lambda: check_decoder(before, after, loop, self._operators))
 
-    def judge_loop(self, judge: Callable[[], Verdict]) -> bool:
-        """Judges a decoder in a way of its own; whether anything is judged.
+    def judge_loop(self, judge: Callable[[], Verdict]) -> Verified | None:
+        """Judges a decoder in a way of its own; None where nothing is judged.
 
         Raises:
             Refused: It differs, or could not be shown equal.
         """
         if self.level == "none":
-            return False
+            return None
         with self.timer.step("verify the decoder"):
-            verdict = judge()
-        self._take_back(verdict)
-        return True
+            return self._accepted(judge())
 
-    def _take_back(self, verdict: Verdict) -> None:
-        """Counts a decoder that differs, as any other rewrite that is taken back.
+    def _accepted(self, verdict: Verdict, name: str | None = None) -> Verified:
+        """A verdict that the values are equal; a rewrite that differs is counted, with its evidence under a name.
 
         Raises:
-            Refused: It differs, or could not be shown equal.
+            Refused: They differ, or could not be shown equal.
         """
         if verdict.undecided is not None:
             raise Refused("unverified", f"it could not be verified: {verdict.undecided}")
         if not verdict.equal:
             self.differing += 1
+            if name is not None:
+                self._keep(verdict, name)
             raise Refused("differs", verdict.detail)
+        return Verified(verdict.max_abs_error, verdict.cases)
 
     def check_model(
         self, before: str | os.PathLike[str] | onnx.ModelProto | ir.Model, after: ir.Model, patterns: Iterable[str] = ()

@@ -19,9 +19,8 @@ from onnx_attnfuse.bench import run as bench_run
 from onnx_attnfuse.bench.compare import Figures, figures, run
 from onnx_attnfuse.bench.contenders import Contender, contenders
 from onnx_attnfuse.bench.inputs import Sample, fitting, sample
-from onnx_attnfuse.bench.picture import picture
 from onnx_attnfuse.bench.process import Child, ChildError
-from onnx_attnfuse.bench.run import Alone, Contest, cut_attention
+from onnx_attnfuse.bench.run import Alone, Contest, cut_attention, picture
 from onnx_attnfuse.errors import ModelError
 from onnx_attnfuse.graph import io
 from onnx_attnfuse.kernels.gpus import DeviceLimits

@@ -10,7 +10,7 @@ import pytest
 
 import onnx_attnfuse
 from onnx_attnfuse.certify.certificate import Certificate, certify, check
-from onnx_attnfuse.certify.inlining import inlined, origin
+from onnx_attnfuse.certify.pairing import inlined, origin
 from onnx_attnfuse.errors import OptionError
 from onnx_attnfuse_cli.main import main
 

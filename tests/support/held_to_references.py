@@ -23,8 +23,7 @@ import numpy as np
 import onnx
 import onnxruntime
 
-from onnx_attnfuse.bench.conformance.cases import Array
-from onnx_attnfuse.bench.conformance.models import feeds_of, model_of
+from onnx_attnfuse.bench.conformance.cases import Array, feeds_of, model_of
 from onnx_attnfuse.verify.runtime import Reference
 from onnx_attnfuse.verify.verdict import LOOSE, TIGHT, Comparison, compare
 from tests.support.drawing import Case

@@ -6,8 +6,7 @@ import pytest
 
 pytest.importorskip("onnxruntime")
 
-from onnx_attnfuse.bench.conformance.cases import Array
-from onnx_attnfuse.bench.conformance.models import feeds_of, model_of
+from onnx_attnfuse.bench.conformance.cases import Array, feeds_of, model_of
 from onnx_attnfuse.verify.runtime import Reference
 from tests.support.drawing import Case
 from tests.support.held_to_references import DTYPES, held

@@ -2,6 +2,6 @@
 
     table = run(find("cpu"))
 
-`forms.py` lists the forms of an operator to try, `cases.py` makes a node of a form, `models.py` a model of it and one of its
-body; `child.py` runs both in a process that may die, and `run.py` judges.
+`cases.py` lists the forms of an operator to try, and makes a node of a form, a model of it and one of its body; `child.py` runs
+both in a process that may die, and `run.py` judges.
 """

@@ -17,10 +17,19 @@ import ml_dtypes
 import numpy as np
 import onnx_ir as ir
 
-from onnx_attnfuse.bench.conformance import child, forms
-from onnx_attnfuse.bench.conformance.cases import Array, case_of
+from onnx_attnfuse.bench.conformance import child
+from onnx_attnfuse.bench.conformance.cases import (
+    RARE_DTYPE,
+    USUAL_DTYPES,
+    Array,
+    case_of,
+    decomposed,
+    feeds_of,
+    forms,
+    model_of,
+    operators,
+)
 from onnx_attnfuse.bench.conformance.installed import Installed
-from onnx_attnfuse.bench.conformance.models import decomposed, feeds_of, model_of
 from onnx_attnfuse.errors import OptionError
 from onnx_attnfuse.kernels import providers
 from onnx_attnfuse.kernels.conformance import Conformance, Form, Outcome, Verdict
@@ -97,7 +106,7 @@ def _operators(ep: str, asked: str | None) -> list[OpInfo]:
     Raises:
         OptionError: There is no such operator.
     """
-    every = forms.operators()
+    every = operators()
     if asked is None:
         absent = ep in providers.names() and providers.provider(ep).operators.get("PackedMultiHeadAttention", "unknown") is None
         return [info for info in every if not (info.packed and absent)]
@@ -109,7 +118,7 @@ def _operators(ep: str, asked: str | None) -> list[OpInfo]:
 
 
 def _some(info: OpInfo, dtypes: Sequence[str], limit: int | None) -> Iterator[Form]:
-    return itertools.islice(forms.forms(info, attributes(info), dtypes), limit)
+    return itertools.islice(forms(info, attributes(info), dtypes), limit)
 
 
 def _dtypes(info: OpInfo, ep: str, asked: str | None) -> Sequence[str]:
@@ -118,7 +127,7 @@ def _dtypes(info: OpInfo, ep: str, asked: str | None) -> Sequence[str]:
         return (asked,)
     known = support(info.key, providers.provider(ep)) if ep in providers.names() else None
     has_rare = isinstance(known, OpSupport) and ir.DataType.BFLOAT16 in known.runs
-    return (*forms.DTYPES, forms.RARE_DTYPE) if has_rare else forms.DTYPES
+    return (*USUAL_DTYPES, RARE_DTYPE) if has_rare else USUAL_DTYPES
 
 
 def attributes(info: OpInfo) -> frozenset[str]:

@@ -36,7 +36,7 @@ from onnx_attnfuse.reasons import Reason, Refused
 from onnx_attnfuse.serving.decoder import ServedDecoder
 from onnx_attnfuse.verify.decoder_feeds import DecoderRun, Feeds, Loop
 from onnx_attnfuse.verify.float32_copy import Widen, weight_bytes, widening
-from onnx_attnfuse.verify.quantised.measure import Turned, check_quantised, largest_numbers, measure
+from onnx_attnfuse.verify.quantised.cache import Turned, check_quantised, largest_numbers, measure
 from onnx_attnfuse.verify.quantised.roundings import QuantisedCache
 from onnx_attnfuse.verify.runtime import RuntimeRefusal
 from onnx_attnfuse.verify.verifier import Verifier

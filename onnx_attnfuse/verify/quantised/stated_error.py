@@ -21,7 +21,7 @@ from onnx_attnfuse.verify.compare_models import check_models, outputs_of_both
 from onnx_attnfuse.verify.float32_copy import widening
 from onnx_attnfuse.verify.input_kinds import kinds
 from onnx_attnfuse.verify.inputs import Array
-from onnx_attnfuse.verify.quantised.measure import check_quantised, measure
+from onnx_attnfuse.verify.quantised.cache import check_quantised, measure
 from onnx_attnfuse.verify.quantised.roundings import (
     CacheError,
     DequantisedAttention,

@@ -9,10 +9,8 @@ import numpy as np
 import pytest
 
 from onnx_attnfuse.bench.conformance import child, installed, run
-from onnx_attnfuse.bench.conformance.cases import case_of
-from onnx_attnfuse.bench.conformance.forms import forms, operators
+from onnx_attnfuse.bench.conformance.cases import case_of, decomposed, feeds_of, forms, model_of, operators
 from onnx_attnfuse.bench.conformance.installed import Installed, find
-from onnx_attnfuse.bench.conformance.models import decomposed, feeds_of, model_of
 from onnx_attnfuse.bench.conformance.run import failures, lines
 from onnx_attnfuse.errors import OptionError
 from onnx_attnfuse.kernels.conformance import Conformance, Form, Outcome

@@ -21,7 +21,7 @@ from onnx_attnfuse.fusion import quantising
 from onnx_attnfuse.graph import io
 from onnx_attnfuse.serving.decoder import ServedDecoder
 from onnx_attnfuse.verify import float32_copy, model_session
-from onnx_attnfuse.verify.quantised.measure import check_quantised
+from onnx_attnfuse.verify.quantised.cache import check_quantised
 from onnx_attnfuse.verify.quantised.roundings import QuantisedCache
 from tests.support.bundled import BUNDLED
 from tests.support.decoder_loops import Array, Fed, grown, named, session, steps
