@@ -35,6 +35,17 @@ def producer_of(value: ir.Value) -> ir.Node:
     return node
 
 
+def only_reader(value: ir.Value) -> ir.Node | None:
+    """The one node that reads a value, in one place; None where there are others, or a graph gives it out."""
+    users = [node for node, _ in value.uses()]
+    return users[0] if len(users) == 1 and not value.is_graph_output() else None
+
+
+def is_read_once(value: ir.Value) -> bool:
+    """Whether one node reads a value, in one place, and no graph gives it out."""
+    return only_reader(value) is not None
+
+
 def viewers(value: ir.Value) -> list[ir.Node]:
     """The nodes that look at the elements of a value; not those that ask for its shape, themselves or through views."""
     return [node for node, _ in value.uses() if not _asks_for_shape(node)]

@@ -23,7 +23,7 @@ from onnx_attnfuse.graph.edit import answer_needless, known_elsewhere
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.rules.reading import read_part
 from onnx_attnfuse.graph.sweep import sweep
-from onnx_attnfuse.graph.uses import viewers
+from onnx_attnfuse.graph.uses import is_read_once, viewers
 from onnx_attnfuse.targets.layout import Grouped
 from onnx_attnfuse.targets.projections import in_order, joined
 
@@ -136,15 +136,11 @@ def _is_weight(value: ir.Value) -> bool:
     """Whether a value is a constant, or one that is transposed, whose content is there, and is read once; it is not read."""
     node, table = value.producer(), value
     if is_standard(node, "Transpose") and node.inputs[0] is not None:
-        if attribute(node, "perm", [1, 0]) != [1, 0] or not _is_read_once(value):
+        if attribute(node, "perm", [1, 0]) != [1, 0] or not is_read_once(value):
             return False
         table = node.inputs[0]
     tensor = constant_tensor(table)
-    return tensor is not None and _is_read_once(table) and is_readable(tensor)
-
-
-def _is_read_once(value: ir.Value) -> bool:
-    return len(value.uses()) == 1 and not value.is_graph_output()
+    return tensor is not None and is_read_once(table) and is_readable(tensor)
 
 
 def _fits(bias: ir.Value, columns: int, facts: Facts) -> bool:

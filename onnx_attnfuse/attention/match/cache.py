@@ -14,6 +14,7 @@ from onnx_attnfuse.graph import sizes
 from onnx_attnfuse.graph.constants import attribute, is_standard
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.sizes import Dim
+from onnx_attnfuse.graph.uses import is_read_once
 
 
 def read_cache(
@@ -63,7 +64,7 @@ def appending(present: ir.Value, facts: Facts) -> ir.Node | None:
     node = present.producer()
     while is_standard(node, "Cast") and (value := node.inputs[0]) is not None:
         dtype = facts.dtype(value)
-        if dtype is None or dtype != facts.dtype(node.outputs[0]) or value.is_graph_output() or len(value.uses()) > 1:
+        if dtype is None or dtype != facts.dtype(node.outputs[0]) or not is_read_once(value):
             return node
         node = value.producer()
     return node

@@ -9,18 +9,20 @@ from collections.abc import Iterable
 import onnx_ir as ir
 
 from onnx_attnfuse.containment import Subject
+from onnx_attnfuse.fusion.enabling.activations import as_gelu, as_split_gelu, as_sum
 from onnx_attnfuse.fusion.enabling.added_in_place import as_padded_sum
-from onnx_attnfuse.fusion.enabling.anywhere import as_sum
-from onnx_attnfuse.fusion.enabling.attention_biases import with_bias_after, with_fewer_biases
 from onnx_attnfuse.fusion.enabling.experts import as_experts, as_single_experts
-from onnx_attnfuse.fusion.enabling.gelu import as_gelu, as_split_gelu
-from onnx_attnfuse.fusion.enabling.group_query import with_norms_inside, with_packed_projections
-from onnx_attnfuse.fusion.enabling.padded_columns import with_padded_columns
-from onnx_attnfuse.fusion.enabling.products import as_fused_product, as_own_products, as_product, with_one_table
-from onnx_attnfuse.fusion.enabling.residuals import as_quotient, as_separate_sum, as_skip_norm
+from onnx_attnfuse.fusion.enabling.norms import as_quotient, as_separate_sum, as_skip_norm, as_wide_norm
+from onnx_attnfuse.fusion.enabling.operators import with_bias_after, with_fewer_biases, with_norms_inside, with_packed_projections
+from onnx_attnfuse.fusion.enabling.products import (
+    as_fused_product,
+    as_own_products,
+    as_product,
+    with_one_table,
+    with_padded_columns,
+)
 from onnx_attnfuse.fusion.enabling.rotations import with_paired_rotations, with_rotated_rows, with_whole_rotation
 from onnx_attnfuse.fusion.enabling.rule import EnablingRule, enabling
-from onnx_attnfuse.fusion.enabling.wide_norms import as_wide_norm
 from onnx_attnfuse.graph.constants import has_unknown_attribute
 from onnx_attnfuse.graph.folding import fold
 from onnx_attnfuse.graph.ops import read_as

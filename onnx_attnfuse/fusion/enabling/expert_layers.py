@@ -12,7 +12,7 @@ import dataclasses
 
 import onnx_ir as ir
 
-from onnx_attnfuse.fusion.enabling.helpers import halves
+from onnx_attnfuse.fusion.enabling.rule import halves
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.constants import attribute, constant_tensor, is_standard
 from onnx_attnfuse.graph.dtypes import FLOATS_TO_32, narrows

@@ -1,25 +1,284 @@
 """Rewrites of attentions that could not be read, after which they may be.
 
+    where(hidden, scores - 1e9, scores)           is    scores + where(hidden, 0 - 1e9, 0)        Keras
+    reduce_sum(q[:, :, None] * k[:, None])        is    einsum("bsh,bth->bst", q, k)
     Pad(scores, one column of c)                  is    Concat(scores, c)                         a sink that is one number
     weights @ v1, weights @ v2                    is    Split(weights @ Concat(v1, v2))           values in two parts
     (weights - others) @ v                        is    weights @ v - others @ v                  differential attention
 
-The others are in `normal_scores.py`.
+Scores get a normal form: a multiple of the product of queries and keys, and a bias, whatever nodes compute them. The nodes
+between the product and the softmax are executed symbolically. Where each case of the result is `factor · product + rest`, the same
+nodes give `rest` when the product is 0: they are written again, with a 0 in its place.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import dataclasses
+import string
+from collections.abc import Callable, Iterator, Sequence
 
 import onnx_ir as ir
 
+from onnx_attnfuse.assumptions import AssumptionName
+from onnx_attnfuse.attention.match.contraction import read_contraction
+from onnx_attnfuse.attention.match.normal_form import MOST_NODES, Reading, is_product, nodes_between
 from onnx_attnfuse.attention.match.softmax import Softmax
-from onnx_attnfuse.fusion.enabling.normal_scores import with_factor_inside, with_plain_scores
+from onnx_attnfuse.certify.arrays import aligned, axes_of
+from onnx_attnfuse.certify.execution import UNKNOWN, Execution
+from onnx_attnfuse.certify.interned import aside
+from onnx_attnfuse.certify.magnitudes import are_small
+from onnx_attnfuse.certify.terms import NINF, Number, Polynomial, Term, multiply, number, polynomial, substitute, truth, walk
 from onnx_attnfuse.fusion.enabling.rule import EnablingChange
 from onnx_attnfuse.graph.build import Builder
-from onnx_attnfuse.graph.constants import attribute, given, is_standard
+from onnx_attnfuse.graph.constants import attribute, attributes, given, is_constant, is_standard
+from onnx_attnfuse.graph.dtypes import FLOATS
+from onnx_attnfuse.graph.facts import Facts
+from onnx_attnfuse.graph.facts_view import broadcast
+from onnx_attnfuse.graph.ops import ELEMENTWISE, REARRANGES, REPEATS
 from onnx_attnfuse.graph.rules.reading import int_list
 from onnx_attnfuse.graph.sizes import Dim
+from onnx_attnfuse.graph.uses import is_read_once
+from onnx_attnfuse.thresholds import MASKS, ORDINARY
+
+_CHOOSES = frozenset(["Clip", "Max", "Min", "Where"])
+"""Operators whose result is one of their inputs."""
+_MOST_CASES = 6
+"""Choices in a factor, one inside of another, that are taken apart."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Product:
+    """The product of queries and keys that scores are made of."""
+
+    value: ir.Value
+    operands: tuple[ir.Value, ...]
+    equation: str = ""
+    """The Einsum that it is; empty where it is a product of matrices as it is."""
+
+    def written(self, builder: Builder) -> ir.Value:
+        """The product as one node."""
+        if not self.equation:
+            return self.value
+        return builder.node("Einsum", self.operands, {"equation": self.equation})
+
+
+@dataclasses.dataclass(frozen=True)
+class _Form:
+    """Scores as `factor · product + rest`."""
+
+    factor: Number
+    ends: tuple[ir.Value, ...] = ()
+    """The values that all is computed from."""
+    has_rest: bool = False
+    fill: Number | None = None
+    """The number that masks and is all there is in some cases; None where there are none."""
+    assumes: tuple[AssumptionName, ...] = ()
+    """0 times an unchosen number is 0 where that is finite, and no score lies beyond a number that masks."""
+
+
+def with_plain_scores(scores: ir.Value, builder: Builder) -> EnablingChange | None:
+    """The scores that a Softmax is given as a sum of a product and a mask."""
+    if builder.facts.dims(scores) is None or scores.producer() is None:
+        return None
+    with aside():
+        found = (_rewritten(scores, product, builder) for product in _products(scores, builder.facts))
+        return next((change for change in found if change is not None), None)
+
+
+def with_factor_inside(weights: ir.Value, builder: Builder) -> EnablingChange | None:
+    """A factor of the rows of a result as one of the weights, where a sink is read by it."""
+    facts, dims = builder.facts, builder.facts.dims(weights)
+    for product in [node for node, place in weights.uses() if is_standard(node, "MatMul") and place == 0]:
+        plain, (_, values) = product.outputs[0], product.inputs
+        users = [node for node, _ in plain.uses()]
+        if len(users) != 1 or not is_standard(users[0], "Mul") or facts.dims(users[0].outputs[0]) != facts.dims(plain):
+            continue
+        factor = next((item for item in users[0].inputs if item is not plain), None)
+        lengths = None if factor is None else facts.dims(factor)
+        if factor is None or values is None or not lengths or lengths[-1] != 1 or broadcast([lengths, dims]) != dims:
+            continue
+        builder.at(users[0])
+        weighed = builder.elementwise("Mul", [weights, factor])
+        result = builder.node("MatMul", [weighed, values])
+        return EnablingChange(((users[0].outputs[0], result),), (weights, values, factor))
+    return None
+
+
+def _products(scores: ir.Value, facts: Facts) -> Iterator[_Product]:
+    """The products of the shape of scores above them without another one between."""
+    pending, dims = [scores], facts.dims(scores)
+    for value in pending:
+        node = value.producer()
+        if node is None or len(pending) > MOST_NODES:
+            continue
+        product, is_like = None, facts.dims(value) == dims
+        if read_contraction(node, facts) is not None:
+            product = _Product(value, ()) if is_like and is_product(value, facts) else None
+        elif not (is_like and is_standard(node, "ReduceSum") and (product := _summed(node, facts))):
+            pending += [item for item in node.inputs if item is not None and facts.dtype(item) in FLOATS and item not in pending]
+        if product is not None:
+            yield product
+
+
+def _summed(node: ir.Node, facts: Facts) -> _Product | None:
+    """A sum of products of elements as an Einsum, whose letters are the indices that both operands are read at."""
+    factors, pending = list[ir.Value](), [*node.inputs[:1]]
+    for value in pending:
+        above = None if value is None else value.producer()
+        if above is not None and is_standard(above, "Mul", *REARRANGES, *REPEATS):
+            pending += above.inputs if above.op_type == "Mul" else above.inputs[:1]
+        elif value is not None:
+            factors.append(value)
+    if len(factors) != 2 or any(map(is_constant, factors)):
+        return None
+    reading = Reading(facts, factors)
+    try:
+        array = reading.array(node.outputs[0], beyond=True)
+        place = axes_of(array)
+        term = array.at(*place)
+    except UNKNOWN:
+        return None
+    if term.op != "sum" or term.args[1].op != "poly":
+        return None
+    bound, body = term.args
+    letters = dict(zip((*place, bound), string.ascii_lowercase, strict=False))
+    ((atoms, number), *more) = polynomial(body).items()
+    if more or number != 1 or len(atoms) != 2 or {atom.data for atom in atoms} != {reading.names[item] for item in factors}:
+        return None
+    if any(item not in letters for atom in atoms for item in atom.args) or any(
+        len(set(atom.args)) < len(atom.args) for atom in atoms
+    ):
+        return None
+    read = {str(atom.data): "".join(letters[item] for item in atom.args) for atom in atoms}
+    sides = ",".join(read[reading.names[item]] for item in factors)
+    return _Product(node.outputs[0], tuple(factors), f"{sides}->{''.join(letters[item] for item in place)}")
+
+
+def _rewritten(scores: ir.Value, product: _Product, builder: Builder) -> EnablingChange | None:
+    """Scores as a multiple of a product and what the nodes between make of 0; None where they are something else."""
+    facts = builder.facts
+    nodes = nodes_between(product.value, scores)
+    if nodes is None or not (nodes or product.equation):
+        return None
+    results = [output for node in nodes for output in node.outputs]
+    if len(results) > len(nodes) or any(facts.dtype(item) != facts.dtype(product.value) for item in results):
+        return None  # scores are cut, compared, rounded or counted
+    form = _form(scores, product.value, nodes, facts) if nodes else _Form(1)
+    if form is None or not facts.assumed.names.issuperset(form.assumes):
+        return None
+    made, dtype = product.written(builder), facts.dtype(scores)
+    if form.factor != 1:
+        made = builder.elementwise("Mul", [made, builder.scalar(float(form.factor), dtype)])
+    frontier = [*product.operands] if product.equation else [product.value]
+    ends = [item for item in form.ends if not is_constant(item) and item is not product.value]
+    frontier += ends
+    if form.has_rest or ends:
+        rest = _copied(nodes, product.value, scores, builder, 0.0)
+        made = builder.node("Add", [made, rest], hint=f"{scores.name}/masked")
+        if form.fill is not None:
+            other = _copied(nodes, product.value, scores, builder, 1.0)
+            is_fill = builder.elementwise("Equal", [rest, other])
+            made = builder.elementwise("Where", [is_fill, builder.scalar(float(form.fill), dtype), made])
+    return EnablingChange(((scores, made),), tuple(dict.fromkeys(frontier)), form.assumes)
+
+
+def _form(scores: ir.Value, product: ir.Value, nodes: Sequence[ir.Node], facts: Facts) -> _Form | None:
+    """The form of scores as a multiple of a product and a rest; None if they are something else."""
+    reading = Reading(facts, [product])
+    try:
+        array, own = reading.array(scores, beyond=True), reading.array(product)
+        place = axes_of(array)
+        term, score = array.at(*place), own.at(*aligned(place, own.shape))
+    except UNKNOWN:
+        return None
+    unread = {name for value, name in reading.names.items() if value.producer() in nodes}
+    tests = {test: truth(answer) for test in walk(term) if (answer := _known(test, score)) is not None}
+    term = substitute(term, tests)
+    if any(item.sort == "Bool" and score in walk(item) for item in walk(term)):
+        return None
+    factors, fills, has_rest, is_large, is_bounded = set[Number](), set[Number](), False, False, bool(tests)
+    for (case,), depth in _cases((term,)):
+        parts = dict(polynomial(case))
+        factor = parts.pop((score,), 0)
+        if not factor and set(parts) == {()} and parts[()] <= MASKS:
+            fills.add(parts[()])
+        elif factor and _is_added(parts, score, unread):
+            factors.add(factor)
+        elif case is not NINF:
+            return None
+        has_rest, is_bounded = has_rest or bool(parts), is_bounded or depth > 0
+        is_large = is_large or case is NINF or (factor != 0 and _large(case))
+    if len(factors) != 1 or len(fills) > (not is_large) or not all(_is_exact(node, score, reading) for node in nodes):
+        return None
+    assumes: tuple[AssumptionName, ...] = ("large-fills", "bounded-scores") if is_bounded else ()
+    return _Form(factors.pop(), tuple(reading.read.values()), has_rest, fills.pop() if fills else None, assumes)
+
+
+def _is_exact(node: ir.Node, score: Term, reading: Execution) -> bool:
+    """Whether floats give the result of real numbers: a score is moved alone beside a large number, and has no other use."""
+    arrays = [reading.array(item) for item in (node.outputs[0], *node.inputs) if item is not None]
+    place, moves = axes_of(arrays[0]), node.op_type in ELEMENTWISE and node.op_type not in _CHOOSES
+    terms = (array.at(*aligned(place, array.shape)) for array in (arrays if moves else arrays[:1]))
+    for (made, *given), _ in _cases(tuple(terms)):
+        atoms = [atom for atoms in polynomial(made) for atom in atoms if len(atoms) > 1 or atom.op != "element"]
+        if any(item.op == "element" and item.data == score.data for atom in atoms for item in walk(atom)):
+            return False
+        moved = moves and polynomial(made) and not {made, multiply(number(-1, made.sort), made)}.intersection(given)
+        mixed = any(len(parts) > 1 and _has_score(parts, score) for parts in map(polynomial, given))
+        if moved and mixed and any(map(_large, (made, *given))):
+            return False
+    return True
+
+
+def _has_score(parts: Polynomial, score: Term) -> bool:
+    """Whether a score is among the summands, at whichever place it is read there: views between have other indices."""
+    return any(len(atoms) == 1 and atoms[0].op == "element" and atoms[0].data == score.data for atoms in parts)
+
+
+def _large(term: Term) -> bool:
+    """Whether a number may mask."""
+    return term.sort == "Real" and not all(are_small(atoms, factor) for atoms, factor in polynomial(term).items())
+
+
+def _cases(terms: tuple[Term, ...], depth: int = 0) -> Iterator[tuple[tuple[Term, ...], int]]:
+    """Numbers in each case of their choices, with the number of choices that are made in factors."""
+    whole = [term for term in terms if term.op == "ite"]
+    choices = whole or [atom for term in terms for atoms in polynomial(term) for atom in atoms if atom.op == "ite"]
+    if not choices or depth > _MOST_CASES:
+        yield terms, depth
+        return
+    for answer in (True, False):
+        chosen = {choices[0].args[0]: truth(answer)}
+        yield from _cases(tuple(substitute(term, chosen) for term in terms), depth + (not whole))
+
+
+def _known(test: Term, score: Term) -> bool | None:
+    """Whether an ordinary score is below a number, or above it; None where it may be either."""
+    parts = dict(polynomial(test.args[0])) if test.op in {"le0", "lt0"} else {}
+    factor, number = parts.pop((score,), 0), parts.pop((), 0)
+    return number < 0 if factor and not parts and abs(number) > abs(factor) * ORDINARY else None
+
+
+def _is_added(parts: Polynomial, score: Term, unread: set[str]) -> bool:
+    """Whether numbers beside a score have nothing of it in them, and are ordinary, or a single one, which rounds it once."""
+    read = {item.data for atoms in parts for atom in atoms for item in walk(atom) if item.op == "element"}
+    large = sum(not are_small(atoms, factor) for atoms, factor in parts.items())
+    return score.data not in read and unread.isdisjoint(read) and (large == 0 or len(parts) == 1)
+
+
+def _copied(nodes: Sequence[ir.Node], product: ir.Value, scores: ir.Value, builder: Builder, number: float) -> ir.Value:
+    """The scores that the nodes between would make of a product that is one number everywhere."""
+    facts, dtype = builder.facts, builder.facts.dtype(product)
+    is_elementwise = all(node.op_type in ELEMENTWISE for node in nodes)
+    scalar, dims = builder.scalar(number, dtype), facts.dims(product)
+    made = {product: scalar if is_elementwise or dims is None else builder.expand(scalar, dims, [True] * len(dims))}
+    for node in nodes:
+        inputs = [None if item is None else made.get(item, item) for item in node.inputs]
+        copy = builder.node(node.op_type, inputs, attributes(node), domain=node.domain)
+        known = facts.number(copy) if is_elementwise and all(map(is_constant, filter(None, inputs))) else None
+        made[node.outputs[0]] = copy if known is None else builder.scalar(known, dtype)
+    return made[scores]
+
 
 _MOST_STEPS = 8
 """Nodes between a softmax and the products with its values."""
@@ -82,7 +341,7 @@ def with_terms_apart(softmax: Softmax, builder: Builder) -> EnablingChange | Non
     facts = builder.facts
     for total in _below(softmax):
         node, users = total.producer(), [user for user, place in total.uses() if place == 0]
-        if not is_standard(node, "Add", "Sub") or len(users) != 1 or len(total.uses()) > 1 or total.is_graph_output():
+        if not is_standard(node, "Add", "Sub") or len(users) != 1 or not is_read_once(total):
             continue
         product = users[0]
         terms, values, dims = [item for item in node.inputs if item is not None], given(product, 1), facts.dims(total)

@@ -8,13 +8,13 @@ import math
 import numpy as np
 import onnx_ir as ir
 
-from onnx_attnfuse.fusion.enabling.helpers import Moved, added_bias, moved_rows, only_use
-from onnx_attnfuse.fusion.enabling.rule import EnablingChange, enabling
+from onnx_attnfuse.fusion.enabling.rule import EnablingChange, Moved, enabling, moved_rows, only_use, own_bias, same_node
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.constants import attribute, attributes, constant_array, constant_tensor, given, is_standard
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.ops import is_contrib
 from onnx_attnfuse.graph.rules.reading import read_part
+from onnx_attnfuse.graph.uses import is_read_once
 
 _LONGEST, _SHORTEST = 512, 8
 """Rows of a part."""
@@ -34,7 +34,7 @@ def with_rotated_rows(node: ir.Node, builder: Builder) -> EnablingChange | None:
     if len(node.inputs) != 4 or attribute(node, "is_packed_batching", 0):
         return None
     x, positions, *tables = node.inputs
-    restoring = None if x is None or len(x.uses()) > 1 or x.is_graph_output() else x.producer()
+    restoring = None if x is None or not is_read_once(x) else x.producer()
     if restoring is None or not is_contrib(restoring, "RestorePadding") or positions is None:
         return None
     rows, offset = restoring.inputs
@@ -179,7 +179,7 @@ class _Rotated:
     @staticmethod
     def read(value: ir.Value | None, facts: Facts) -> _Rotated | None:
         """The steps above a value that one attention alone reads; None where there are others."""
-        rotary = None if value is None or not _is_read_once(value) else value.producer()
+        rotary = None if value is None or not is_read_once(value) else value.producer()
         if rotary is None or not is_contrib(rotary, "RotaryEmbedding") or len(rotary.inputs) != 4:
             return None
         x, _, cosines, sines = rotary.inputs
@@ -195,10 +195,10 @@ class _Rotated:
         size, moved = 2 * halves[0], moved_rows(x, facts)
         if width % size or attribute(rotary, "num_heads", 0) not in {0, width // size}:
             return None
-        found = added_bias(moved.source, facts) if _is_read_once(moved.source) else None
+        found = own_bias(moved.source, facts)
         result, bias = (moved.source, None) if found is None else found
         product = result.producer()
-        if not is_standard(product, "MatMul") or not _is_read_once(result) or not _is_read_once(moved.source):
+        if not is_standard(product, "MatMul") or not is_read_once(result) or not is_read_once(moved.source):
             return None
         weight = product.inputs[1]
         if weight is None or constant_tensor(weight) is None or facts.rank(weight) != 2 or len(weight.uses()) > 1:
@@ -249,7 +249,7 @@ def with_paired_rotations(node: ir.Node, builder: Builder) -> EnablingChange | N
     two channels of a pair are half a head apart. Side by side, their distance depends on no size of a head, so that g heads may
     be one. CUDA starts a block for each token and head, with a thread for each channel: in small heads these are few.
     """
-    facts, result = builder.facts, node.outputs[0]
+    facts = builder.facts
     if any(value.uses() or value.is_graph_output() for value in node.outputs[1:]):
         return None
     if given(node, _BIAS) is not None or any(node.inputs[_FIRST_OF_CACHE:]):
@@ -262,14 +262,9 @@ def with_paired_rotations(node: ir.Node, builder: Builder) -> EnablingChange | N
     if joined == 1:
         return None
     turned = [item.paired(joined, builder) for item in (query, key)]
-    domain = node.domain
-    new = builder.node(node.op_type, [*turned, *node.inputs[2:]], attributes(node), domain=domain, hint=node.name)
+    pairs = same_node(node, [*turned, *node.inputs[2:]], attributes(node), builder)
     frontier = [*query.frontier(), *key.frontier(), *node.inputs[2:]]
-    return EnablingChange(((result, new),), tuple(dict.fromkeys(value for value in frontier if value is not None)))
-
-
-def _is_read_once(value: ir.Value) -> bool:
-    return len(value.uses()) == 1 and not value.is_graph_output()
+    return EnablingChange(pairs, tuple(dict.fromkeys(value for value in frontier if value is not None)))
 
 
 def _repeated(table: ir.Value | None, count: int, builder: Builder) -> ir.Value:

@@ -1,15 +1,22 @@
-"""Rules of enabling transformations: a look at one node, and the nodes that take its place."""
+"""Rules of enabling transformations: a look at one node, the nodes that take its place, and helpers for both."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import onnx_ir as ir
 
 from onnx_attnfuse.assumptions import AssumptionName
 from onnx_attnfuse.graph.build import Builder
+from onnx_attnfuse.graph.constants import attribute, attributes, constant_array, constant_tensor, is_standard
+from onnx_attnfuse.graph.facts import Facts
+from onnx_attnfuse.graph.ops import is_contrib
+from onnx_attnfuse.graph.rules.reading import read_part
+from onnx_attnfuse.graph.uses import is_read_once, only_reader, producer_of, reads_input
 from onnx_attnfuse.kernels.execution_provider import Paying
+from onnx_attnfuse.kernels.operators import group_query_attention
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,3 +58,146 @@ def enabling(
     """Makes a rule of its change; arguments are its fields, `ops` apart by blanks, those of com.microsoft with their domain."""
     starts = frozenset((domain, op) for domain, _, op in (name.rpartition(".") for name in ops.split()))
     return lambda change: EnablingRule(does, starts, change, pays, since, with_cache)
+
+
+def only_use(value: ir.Value, op: str) -> ir.Node | None:
+    """The one node that looks at a value, if it is an `op` of the standard."""
+    user = only_reader(value)
+    return user if is_standard(user, op) else None
+
+
+def own_bias(value: ir.Value, facts: Facts) -> tuple[ir.Value, ir.Value] | None:
+    """The operands of an Add as `added_bias` has them, for one reader alone."""
+    return added_bias(value, facts) if is_read_once(value) else None
+
+
+def added_bias(value: ir.Value, facts: Facts) -> tuple[ir.Value, ir.Value] | None:
+    """The two operands of an Add whose second is a constant along the last axis."""
+    node = value.producer()
+    if not is_standard(node, "Add"):
+        return None
+    left, right = node.inputs
+    dims = facts.dims(value)
+    for one, other in ((left, right), (right, left)):
+        if one is None or other is None or dims is None or constant_tensor(other) is None:
+            continue
+        if facts.dims(one) == dims and facts.dims(other) == dims[-1:] and facts.dtype(other) == facts.dtype(value):
+            return one, other
+    return None
+
+
+@dataclasses.dataclass(frozen=True)
+class Moved:
+    """Rows that were moved, their channels staying as they are."""
+
+    source: ir.Value
+    steps: tuple[ir.Node, ...]
+    """The nodes that move them, the last first."""
+
+    def again(self, value: ir.Value, builder: Builder) -> ir.Value:
+        """Another value moved likewise."""
+        own = builder.facts.dims(value)
+        assert own is not None
+        for node in reversed(self.steps):
+            dims = builder.facts.dims(node.outputs[0])
+            assert dims is not None
+            shape = [*dims[:-1], own[-1]]
+            if node.op_type == "Reshape":
+                value = builder.reshape(value, shape)
+            else:
+                kept, inputs = attributes(node), [value, *node.inputs[1:]]
+                value = builder.node(node.op_type, inputs, kept, domain=node.domain, dims=shape, hint=node.name)
+        return value
+
+    def others(self) -> list[ir.Value | None]:
+        """The values that say where they go."""
+        return [value for node in self.steps if node.op_type != "Reshape" for value in node.inputs[1:]]
+
+
+def moved_by(node: ir.Node | None, facts: Facts) -> ir.Value | None:
+    """The value whose rows a Reshape, Gather or RestorePadding moves, its channels staying as they are; else None."""
+    source = None if node is None or not node.inputs else node.inputs[0]
+    if node is None or source is None:
+        return None
+    if is_standard(node, "Reshape"):
+        source = _reshaped(source)
+    before, after = facts.dims(source), facts.dims(node.outputs[0])
+    if not before or not after or before[-1] != after[-1] or not isinstance(after[-1], int) or len(before) not in {2, 3}:
+        return None
+    is_gathered = is_standard(node, "Gather") and attribute(node, "axis", 0) == 0 and len(before) == 2
+    return source if is_gathered or is_standard(node, "Reshape") or is_contrib(node, "RestorePadding") else None
+
+
+def _reshaped(value: ir.Value) -> ir.Value:
+    """The value before Reshapes that nothing else reads."""
+    node = value.producer()
+    while is_standard(node, "Reshape") and node.inputs[0] is not None and is_read_once(value):
+        value = node.inputs[0]
+        node = value.producer()
+    return value
+
+
+def moved_rows(value: ir.Value, facts: Facts) -> Moved:
+    """The source of a value's rows and the nodes that moved them, where nothing else reads any of these."""
+    steps: list[ir.Node] = []
+    while is_read_once(value):
+        node = value.producer()
+        source = moved_by(node, facts)
+        if node is None or source is None:
+            break
+        steps.append(node)
+        value = source
+    return Moved(value, tuple(steps))
+
+
+def halves(left: ir.Value, right: ir.Value, facts: Facts) -> ir.Value | None:
+    """The value whose first and second half along the last axis two values are: by Split, Slice, or as parts of a sequence."""
+    first, second = left.producer(), right.producer()
+    if is_standard(first, "SequenceAt") and is_standard(second, "SequenceAt") and first.inputs[0] is second.inputs[0]:
+        parts = None if first.inputs[0] is None else first.inputs[0].producer()
+        places = [None if node.inputs[1] is None else facts.number(node.inputs[1]) for node in (first, second)]
+        is_both = is_standard(parts, "SplitToSequence") and places == [0, 1]
+        return parts.inputs[0] if parts is not None and is_both and _are_halves(parts, facts) else None
+    one, other = (read_part(value, facts) for value in (left, right))
+    if one is None or other is None or one.whole is not other.whole or facts.dims(left) != facts.dims(right):
+        return None
+    dims = facts.dims(one.whole)
+    if not dims:
+        return None
+    is_last = one.axis == other.axis == len(dims) - 1 and one.step == other.step == 1
+    return one.whole if is_last and (one.start, one.stop, other.stop) == (0, other.start, dims[-1]) else None
+
+
+def _is_cut_last(node: ir.Node, facts: Facts) -> bool:
+    """Whether a SplitToSequence cuts along the last axis."""
+    rank = None if node.inputs[0] is None else facts.rank(node.inputs[0])
+    return rank is not None and rank > 0 and attribute(node, "axis", 0) % rank == rank - 1
+
+
+def _are_halves(node: ir.Node, facts: Facts) -> bool:
+    """Whether a SplitToSequence gives parts of half the length of the last axis, which stays."""
+    if len(node.inputs) == 1 or node.inputs[0] is None or not _is_cut_last(node, facts):
+        return False
+    length, size = (facts.dims(node.inputs[0]) or (None,))[-1], constant_array(node.inputs[1], limit=2)
+    if size is None or not isinstance(length, int) or length % 2:
+        return False
+    return size.reshape(-1).tolist() in ([length // 2], [length // 2] * 2)
+
+
+def lengths_follow_from_shapes(node: ir.Node) -> bool:
+    """Whether a GroupQueryAttention has lengths that shapes and constants make, so that any inputs verify it."""
+    lengths = [group_query_attention.INFO.first(node, role) for role in ("last", "total")]
+    return not any(value is None or reads_input(value) for value in lengths)
+
+
+def same_node(
+    node: ir.Node, inputs: Sequence[ir.Value | None], attributes: Mapping[str, Any], builder: Builder
+) -> tuple[tuple[ir.Value, ir.Value], ...]:
+    """The operator with other inputs and attributes: its results that are used, old and new."""
+    made = builder.node(node.op_type, inputs, attributes, domain=node.domain, hint=node.name, outputs=len(node.outputs))
+    pairs: list[tuple[ir.Value, ir.Value]] = []
+    for old, new in zip(node.outputs, producer_of(made).outputs, strict=True):
+        builder.facts.copy(old, new)
+        new.type, new.shape = old.type, old.shape
+        pairs += [(old, new)] if old.uses() or old.is_graph_output() else []
+    return tuple(pairs)

@@ -12,7 +12,7 @@ import pytest
 
 import onnx_attnfuse
 from onnx_attnfuse.attention.match.candidates import Candidate, find_candidates
-from onnx_attnfuse.fusion.enabling.normal_scores import with_plain_scores
+from onnx_attnfuse.fusion.enabling.readable import with_plain_scores
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.edit import connect
 from onnx_attnfuse.graph.scopes import Scope, all_names, scopes

@@ -18,7 +18,7 @@ from onnx import TensorProto, numpy_helper
 import onnx_attnfuse
 from onnx_attnfuse.assumptions import ASSUMPTIONS, ON_REQUEST
 from onnx_attnfuse.certify.certificate import certify
-from onnx_attnfuse.fusion.enabling import padded_columns
+from onnx_attnfuse.fusion.enabling import products
 from onnx_attnfuse.graph import io
 from onnx_attnfuse.kernels import providers
 from tests.support.bundled import run
@@ -159,9 +159,9 @@ def test_a_tied_embedding_that_onnxruntime_would_pad_in_every_run_is_left(monkey
     nodes = "t = Transpose<perm = [1, 0]>(w) y = MatMul(seen, t) rows = Gather(w, ids)"
     outputs = f"float16[b, s, {N}] y, float16[c, {K}] rows"
     model = model_of(nodes, inputs=", int64[c] ids", outputs=outputs, turned=True)
-    monkeypatch.setattr(padded_columns, "_MOST_FOLDED", 2 * K * WIDE - 1)
+    monkeypatch.setattr(products, "_MOST_FOLDED", 2 * K * WIDE - 1)
     assert optimized(model)[1] == 0
-    monkeypatch.setattr(padded_columns, "_MOST_FOLDED", 2 * K * WIDE)
+    monkeypatch.setattr(products, "_MOST_FOLDED", 2 * K * WIDE)
     assert optimized(model)[1] == 1
 
 
@@ -242,7 +242,7 @@ def cut_of(model: onnx.ModelProto) -> str:
 def test_where_a_slice_may_fail_columns_are_cut_at_any_size(
     monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path, rows: str
 ) -> None:
-    monkeypatch.setattr(padded_columns, "_SURELY_SLICED", N - 1)
+    monkeypatch.setattr(products, "_SURELY_SLICED", N - 1)
     flat = rows == "[t"
     nodes = _FLAT.format(attributes="", bias="") if flat else "y = MatMul(seen, w)"
     before = model_of(nodes, outputs=f"float16{rows}, {N}] y", **({"two": _TWO} if flat else {}))

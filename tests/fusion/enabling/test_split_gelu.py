@@ -13,7 +13,7 @@ import torch
 from onnx import numpy_helper
 
 import onnx_attnfuse
-from onnx_attnfuse.fusion.enabling import gelu
+from onnx_attnfuse.fusion.enabling import activations
 from onnx_attnfuse.verify.runtime import Reference
 from tests.support.bundled import run
 
@@ -157,12 +157,12 @@ def test_a_batch_that_may_be_empty_is_left() -> None:
 
 
 def test_a_bias_of_the_wrong_half_would_be_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = gelu.halves
+    made = activations.halves
 
     def swapped(left: Any, right: Any, facts: Any) -> Any:
         return made(left, right, facts) or made(right, left, facts)
 
-    monkeypatch.setattr(gelu, "halves", swapped)
+    monkeypatch.setattr(activations, "halves", swapped)
     after, count = optimized(model_of(f"{_BIASED} right, left = Split<axis = -1, num_outputs = 2>(whole) {_GELU} {_GATED}"))
     assert (count, fused(after)) == (0, [])
 

@@ -14,7 +14,7 @@ import torch
 from onnx import numpy_helper
 
 import onnx_attnfuse
-from onnx_attnfuse.fusion.enabling import wide_norms
+from onnx_attnfuse.fusion.enabling import norms
 from onnx_attnfuse.kernels import device
 from onnx_attnfuse.verify.references import operator
 from onnx_attnfuse.verify.runtime import Reference
@@ -215,13 +215,13 @@ def test_what_is_no_version_is_refused(version: str) -> None:
 
 
 def test_another_epsilon_would_be_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = wide_norms.read_rms_norm
+    made = norms.read_rms_norm
 
     def wrong(value: ir.Value, facts: Any) -> Any:
         norm = made(value, facts)
         return norm and type(norm)(norm.x, norm.weight, 0.5, norm.inside)
 
-    monkeypatch.setattr(wide_norms, "read_rms_norm", wrong)
+    monkeypatch.setattr(norms, "read_rms_norm", wrong)
     assert optimized(model_of(_BY_HAND))[1] == []
 
 

@@ -1,19 +1,29 @@
-"""Normalizations, and the residual sums before them, as ONNX Runtime's own fusions and kernels want them."""
+"""Normalizations, and the residual sums before them, as ONNX Runtime's own fusions and kernels want them.
+
+RMS normalization in half precision with factors in float32, or with none, becomes com.microsoft BranchwiseRMSNorm:
+
+    x ── Cast ── x / sqrt(mean(x²) + ε) ── Mul(w) ── Cast        becomes        x ── BranchwiseRMSNorm(w)
+
+So Gemma has it, whose factors are `1 + w` in float32, and inputs normalized without factors. ONNX Runtime fuses the middle, if
+that is not heads after a Transpose, and the casts stay. With factors in x's own type it fuses all by itself.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import onnx_ir as ir
 
-from onnx_attnfuse.fusion.enabling.helpers import added_bias
-from onnx_attnfuse.fusion.enabling.rule import EnablingChange, enabling
+from onnx_attnfuse.fusion.enabling.rule import EnablingChange, enabling, own_bias
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.constants import attribute, is_standard
+from onnx_attnfuse.graph.dtypes import HALVES
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.ops import CONTRIB
-from onnx_attnfuse.graph.uses import producer_of
-from onnx_attnfuse.targets.rms_norm import read_rms_norm
+from onnx_attnfuse.graph.uses import is_read_once, producer_of
+from onnx_attnfuse.kernels.operators import branchwise_rms_norm
+from onnx_attnfuse.targets.rms_norm import RmsNorm, read_rms_norm
 
 
 @enabling("x * (1 / r) rewritten as x / r, so that ONNX Runtime fuses RMSNorm", "Mul", "quotients")
@@ -25,13 +35,11 @@ def as_quotient(node: ir.Node, builder: Builder) -> EnablingChange | None:
     """
     for one, other in ((node.inputs[0], node.inputs[1]), (node.inputs[1], node.inputs[0])):
         inverse = None if one is None else one.producer()
-        if one is None or other is None or inverse is None or inverse.op_type != "Reciprocal" or len(one.uses()) != 1:
+        root = inverse.inputs[0] if is_standard(inverse, "Reciprocal") else None
+        origin = None if root is None else root.producer()
+        if one is None or other is None or root is None or not is_standard(origin, "Sqrt"):
             continue
-        root = inverse.inputs[0]
-        if one.is_graph_output() or root is None or root.is_graph_output() or len(root.uses()) != 1:
-            continue
-        origin = root.producer()
-        if origin is None or origin.op_type != "Sqrt":
+        if not is_read_once(one) or not is_read_once(root):
             continue
         quotient = builder.node("Div", [other, root], hint=f"{node.name}/quotient")
         return EnablingChange(((node.outputs[0], quotient),), (other, *(value for value in origin.inputs if value is not None)))
@@ -57,7 +65,7 @@ def as_separate_sum(node: ir.Node, builder: Builder) -> EnablingChange | None:
         return None
     total, facts = node.inputs[0], builder.facts
     added = total.producer()
-    if not is_standard(added, "Add") or len(total.uses()) != 1 or total.is_graph_output():
+    if not is_standard(added, "Add") or not is_read_once(total):
         return None
     left, right = added.inputs
     dims = facts.dims(total)
@@ -124,7 +132,7 @@ def as_skip_norm(node: ir.Node, builder: Builder) -> EnablingChange | None:
 def _with_bias(left: ir.Value, right: ir.Value, facts: Facts) -> tuple[tuple[ir.Value, ir.Value | None], ir.Value]:
     """The operands of a sum, one of them without its bias if it has one that nothing else needs."""
     for one, other in ((left, right), (right, left)):
-        biased = added_bias(one, facts) if len(one.uses()) == 1 and not one.is_graph_output() else None
+        biased = own_bias(one, facts)
         if biased is not None:
             return biased, other
     return (left, None), right
@@ -156,3 +164,85 @@ def _rms_norm(node: ir.Node, facts: Facts) -> _Norm | None:
 def _is_shared(value: ir.Value, inside: set[ir.Node], facts: Facts) -> bool:
     """Whether others look at a value too; if nobody does, ONNX Runtime fuses by itself, but not on packed tokens."""
     return facts.rank(value) == _PACKED or value.is_graph_output() or any(user not in inside for user, _ in value.uses())
+
+
+_WIDE = ir.DataType.FLOAT
+
+
+@enabling(
+    "float32 RMSNorms of half-precision values fused (ONNX Runtime 1.31 or newer)",
+    "Cast",
+    "wide-norms",
+    since=branchwise_rms_norm.INFO.runtime,
+)
+def as_wide_norm(node: ir.Node, builder: Builder) -> EnablingChange | None:
+    """A normalization in float32 that ends with the rounding `node`."""
+    facts, result = builder.facts, node.outputs[0]
+    norm = read_rms_norm(result, facts) if facts.dtype(result) in HALVES else None
+    if norm is None or not _is_wide(norm, facts) or not _is_apart(norm):
+        return None
+    x, back = _before_turn(norm.x)
+    dims = facts.dims(x)
+    if dims is None or not (math.isfinite(norm.epsilon) and norm.epsilon > 0):
+        return None
+    if norm.weight is None:
+        scaled = [user for user, _ in result.uses() if is_standard(user, "Mul")]
+        if any(item is not None and item is not result and facts.rank(item) == 1 for user in scaled for item in user.inputs):
+            return None  # factors in the type of x are still to come
+    elif facts.dims(norm.weight) != dims[-1:]:
+        return None
+    made = builder.node(
+        branchwise_rms_norm.INFO.name,
+        [x, *([] if norm.weight is None else [norm.weight])],
+        {"epsilon": norm.epsilon, "num_branches": 1},
+        domain=CONTRIB,
+        hint=f"{node.name}/{branchwise_rms_norm.INFO.name}",
+    )
+    if back is None:
+        return EnablingChange(((result, made),), (x,))
+    users = [user for user, _ in result.uses()]
+    if len(users) == 1 and not result.is_graph_output() and _turns(users[0]) == [back.index(axis) for axis in range(len(back))]:
+        return EnablingChange(((users[0].outputs[0], made),), (x,))
+    return EnablingChange(((result, _turned(made, back, builder)),), (x,))
+
+
+def _is_wide(norm: RmsNorm, facts: Facts) -> bool:
+    """Whether all is computed in float32 from numbers of half precision, factors included."""
+    between = norm.inside[1:]
+    is_wide = all(facts.dtype(item.outputs[0]) == _WIDE for item in between)
+    return is_wide and facts.dtype(norm.x) in HALVES and (norm.weight is None or facts.dtype(norm.weight) == _WIDE)
+
+
+def _is_apart(norm: RmsNorm) -> bool:
+    """Whether inner values have no other users, but for x in float32, which others may want too."""
+    inside, wide = set(norm.inside), norm.inside[-1]
+    return all(
+        not value.is_graph_output() and all(user in inside for user, _ in value.uses())
+        for item in norm.inside[1:]
+        if item is not wide
+        for value in item.outputs
+    )
+
+
+def _before_turn(x: ir.Value) -> tuple[ir.Value, list[int] | None]:
+    """The normalized value before its axes were permuted, and the permutation; the last axis has to stay."""
+    node = x.producer()
+    perm = _turns(node)
+    if node is None or perm is None or node.inputs[0] is None or perm[-1] != len(perm) - 1:
+        return x, None
+    return node.inputs[0], perm
+
+
+def _turns(node: ir.Node | None) -> list[int] | None:
+    """The permutation of a Transpose, as far as it is written."""
+    return list(attribute(node, "perm", [])) or None if is_standard(node, "Transpose") else None
+
+
+def _turned(value: ir.Value, perm: list[int], builder: Builder) -> ir.Value:
+    """A value with its axes permuted; a view, where only axes of length 1 are."""
+    dims = builder.facts.dims(value)
+    assert dims is not None
+    long = [axis for axis in perm if dims[axis] != 1]
+    if long == sorted(long):
+        return builder.reshape(value, [dims[axis] for axis in perm])
+    return builder.transpose(value, perm)

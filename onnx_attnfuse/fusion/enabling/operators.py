@@ -1,7 +1,8 @@
-"""The biases of MultiHeadAttention: that of the queries is left, that of the values goes into the next product.
+"""Nodes around fused operators taken into them, or out of them: biases of MultiHeadAttention, and what GroupQueryAttention does itself.
 
     softmax(s · (q + a) · (k + b)ᵀ + m) · (v + c)  =  softmax(s · (q + a) · kᵀ + m) · v + c
 
+The bias of the queries is added before MultiHeadAttention, and that of the values goes into the next product.
 The bias of the keys adds one number to all scores of a row, which a softmax does not see. The weights of a row sum to 1,
 so the bias of the values comes out as it is, and goes through the product after the attention into its bias, as constants.
 Where -1e5 is added to all scores of a row, how these are rounded depends on that number: so biases stay beside an added mask,
@@ -19,12 +20,22 @@ import numpy as np
 import onnx_ir as ir
 
 from onnx_attnfuse.attention.axes.views import IndexedValue
-from onnx_attnfuse.fusion.enabling.helpers import added_bias, only_use
-from onnx_attnfuse.fusion.enabling.rule import EnablingChange, enabling
+from onnx_attnfuse.fusion.enabling.rule import (
+    EnablingChange,
+    added_bias,
+    enabling,
+    lengths_follow_from_shapes,
+    only_use,
+    own_bias,
+    same_node,
+)
 from onnx_attnfuse.graph.build import Builder, dims_of
 from onnx_attnfuse.graph.constants import Array, attributes, constant_array, constant_tensor, given, is_standard
 from onnx_attnfuse.graph.facts import Facts
+from onnx_attnfuse.kernels.operators import group_query_attention
 from onnx_attnfuse.targets.masked_row_fixups import Refill, filled
+from onnx_attnfuse.targets.packed_operands import merged, products_of
+from onnx_attnfuse.targets.rms_norm import EPSILON, before_norms
 from onnx_attnfuse.targets.separate_projections import MAX_BIAS_ELEMENTS
 
 _BIAS, _MASK = 3, 5
@@ -89,7 +100,7 @@ def _inside(node: ir.Node, facts: Facts) -> tuple[Array, Array, Array] | None:
 
 def _apart(value: ir.Value, facts: Facts) -> tuple[ir.Value, ir.Value] | None:
     """A value without the finite bias that is added to it for one reader alone, and the bias."""
-    found = added_bias(value, facts) if len(value.uses()) == 1 and not value.is_graph_output() else None
+    found = own_bias(value, facts)
     bias = None if found is None else constant_array(found[1], limit=MAX_BIAS_ELEMENTS)
     return found if bias is not None and np.isfinite(bias).all() else None
 
@@ -165,7 +176,7 @@ def with_bias_after(node: ir.Node, builder: Builder) -> EnablingChange | None:
     if node.inputs[0] is None or node.inputs[1] is None:
         return None
     x, weight = node.inputs[0], node.inputs[1]
-    biased = added_bias(x, facts) if len(x.uses()) == 1 and not x.is_graph_output() else None
+    biased = own_bias(x, facts)
     addition = only_use(node.outputs[0], "Add")
     if biased is None or addition is None or facts.rank(weight) != 2 or constant_tensor(weight) is None:
         return None
@@ -180,3 +191,48 @@ def with_bias_after(node: ir.Node, builder: Builder) -> EnablingChange | None:
     result = addition.outputs[0]
     product = builder.node("MatMul", [summed, weight], hint=node.name)
     return EnablingChange(((result, builder.elementwise("Add", [product, total])),), (summed, weight))
+
+
+_INFO = group_query_attention.INFO
+_OPERANDS = 3
+"""Queries, keys and values, its first inputs."""
+
+
+@enabling(
+    "normalizations of queries and keys moved into GroupQueryAttention", "com.microsoft.GroupQueryAttention", "norms-inside"
+)
+def with_norms_inside(node: ir.Node, builder: Builder) -> EnablingChange | None:
+    """GroupQueryAttention that normalizes each head of queries and keys itself.
+
+    A cache in one buffer has it done before the whole decoder is judged (`fusion.shared_cache.share`).
+    """
+    found = before_norms(node, builder) if lengths_follow_from_shapes(node) else None
+    if found is None:
+        return None
+    pairs = same_node(node, found.inputs, {**attributes(node), EPSILON: found.epsilon}, builder)
+    others = [_INFO.input(node, name) for name in ("value", "past_key", "past_value")]
+    return EnablingChange(pairs, (*found.sources, *(value for value in others if value is not None)))
+
+
+@enabling(
+    "projections of queries, keys and values merged for GroupQueryAttention",
+    "com.microsoft.GroupQueryAttention",
+    "merged-projections",
+)
+def with_packed_projections(node: ir.Node, builder: Builder) -> EnablingChange | None:
+    """GroupQueryAttention with queries, keys and values as one product, where lengths follow from shapes.
+
+        x ── MatMul(Wq), MatMul(Wk), MatMul(Wv) ── GroupQueryAttention
+        x ── MatMul(Wq | Wk | Wv) ── GroupQueryAttention
+
+    Where a Split would have to cut the product again, as in front of other operators and in gated MLPs, prompts lose by it
+    (docs/decisions/0025).
+    """
+    products = products_of(node, builder) if lengths_follow_from_shapes(node) else None
+    if products is None:
+        return None
+    whole = merged(products, builder, node.name or "")
+    pairs = same_node(node, [whole, None, None, *node.inputs[_OPERANDS:]], attributes(node), builder)
+    frontier = dict.fromkeys([products[0].input, *(value for item in products for value in item.constants())])
+    past = [_INFO.input(node, name) for name in ("past_key", "past_value")]
+    return EnablingChange(pairs, (*frontier, *(value for value in past if value is not None)))
