@@ -68,7 +68,7 @@ def take_with_past(run: Run) -> int:
     """Takes, of two merged decoders, the one with a past alone."""
     if run.options.cache != "shared" or run.tried is not None:
         return 0
-    from onnx_attnfuse.fusion.shared_cache.merged import with_past
+    from onnx_attnfuse.fusion.shared_cache.decoder import with_past
 
     found = with_past(run.model)
     if found is None:
@@ -142,14 +142,14 @@ def finish(run: Run) -> int:
     if decoder is None or source is None:
         return 0
     if run.shared.tables is not None and run.options.context_length is not None:
-        from onnx_attnfuse.fusion.shared_cache.counted import lengthen
+        from onnx_attnfuse.fusion.shared_cache.positions import lengthen
 
         lengthen(run.model, run.shared.tables, run.options.context_length)
     mask = decoder.attention_mask
     if run.options.past_length and mask in {value.name for value in source.graph.inputs}:
         run.notes.append(f"'{mask}' gives the length of the cache, because the model has its own mask")
     elif run.options.past_length:
-        from onnx_attnfuse.fusion.shared_cache.counted import with_past_length
+        from onnx_attnfuse.fusion.shared_cache.positions import with_past_length
 
         decoder = with_past_length(run.model, decoder)
         run.notes.append(f"'{decoder.past_length}' gives the length of the cache instead of '{mask}'")

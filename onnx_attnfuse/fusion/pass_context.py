@@ -15,17 +15,13 @@ from onnx_attnfuse.attention.masks.classify import understand
 from onnx_attnfuse.attention.masks.index_reader import Reader
 from onnx_attnfuse.attention.masks.intervals import Bounds
 from onnx_attnfuse.attention.match.candidates import Candidate, find_candidates, read_candidate
-from onnx_attnfuse.attention.match.sinks import with_sink
-from onnx_attnfuse.attention.match.softmax import find_softmax
+from onnx_attnfuse.attention.match.softmax import find_softmax, with_sink
 from onnx_attnfuse.containment import Subject
-from onnx_attnfuse.fusion.left_out import LeftOut
-from onnx_attnfuse.fusion.pattern_rewrites.statistics import PatternStatistics
-from onnx_attnfuse.fusion.pattern_rewrites.undoable_rewrite import PatternRewriter
+from onnx_attnfuse.fusion.pattern_rewrites.undoable_rewrite import PatternRewriter, PatternStatistics
 from onnx_attnfuse.fusion.plan import PlanContext, make_plans
-from onnx_attnfuse.fusion.rounded_views import Moved
+from onnx_attnfuse.fusion.roundings import LeftOut, Moved
 from onnx_attnfuse.fusion.runtime_dispatch import Guards
-from onnx_attnfuse.fusion.shared_cache.merged import Merged
-from onnx_attnfuse.fusion.shared_cache.report import SharedCache
+from onnx_attnfuse.fusion.shared_cache.decoder import Merged, SharedCache
 from onnx_attnfuse.fusion.site import SiteFuser
 from onnx_attnfuse.graph.build import builder_for
 from onnx_attnfuse.graph.edit import Snapshot

@@ -8,16 +8,14 @@ from collections.abc import Sequence
 
 from onnx_attnfuse.attention.match.candidates import Candidate
 from onnx_attnfuse.containment import Subject, collecting, contained
-from onnx_attnfuse.fusion import foreign, left_out, mixers, rounded_views
+from onnx_attnfuse.fusion import foreign, mixers, roundings
 from onnx_attnfuse.fusion.enabling import APART, apply_enabling
 from onnx_attnfuse.fusion.enabling.quirks import apart_from_norms, with_flat_indices
 from onnx_attnfuse.fusion.enabling.readable import REWRITES
 from onnx_attnfuse.fusion.enabling.rule import EnablingRule
 from onnx_attnfuse.fusion.enabling.standalone_rotary import fuse_rotary, widen_caches
 from onnx_attnfuse.fusion.pass_context import PassContext, Run
-from onnx_attnfuse.fusion.pattern_rewrites.custom_ops import write_operators, write_windows
-from onnx_attnfuse.fusion.pattern_rewrites.equations import write_formulas
-from onnx_attnfuse.fusion.pattern_rewrites.onnxscript_rules import apply_rules
+from onnx_attnfuse.fusion.pattern_rewrites.rewrites import apply_rules, write_formulas, write_operators, write_windows
 from onnx_attnfuse.fusion.plan_policy import needs_all_kernels
 from onnx_attnfuse.fusion.report_site import as_asked, nodes_by_role, roundings_of
 from onnx_attnfuse.fusion.site import SiteFuser
@@ -115,7 +113,7 @@ def leave_roundings_out(graph: PassContext) -> int:
     """Takes the roundings inside of attentions out, where that is asked for."""
     if not graph.run.options.dequantise_attention:
         return 0
-    graph.left_out = left_out.leave_out(graph.candidates, graph.scope.facts)
+    graph.left_out = roundings.leave_out(graph.candidates, graph.scope.facts)
     return len(graph.left_out)
 
 
@@ -123,11 +121,11 @@ def move_roundings(graph: PassContext) -> int:
     """Moves roundings of operands to where the execution provider wants them, bit for bit the same."""
     provider = graph.run.plan_context.device.provider
     if provider.unfused_form is not None and provider.unfused_form.rounds_products:
-        return len(rounded_views.move_roundings(graph.candidates, graph.graph_context(), "views first"))
+        return len(roundings.move_roundings(graph.candidates, graph.graph_context(), "views first"))
     if "roundings-first" not in provider.pays:
         return 0
     readable = [item for item in graph.candidates if item.spec is not None]
-    graph.moved = rounded_views.move_roundings(readable, graph.graph_context(), "roundings first")
+    graph.moved = roundings.move_roundings(readable, graph.graph_context(), "roundings first")
     return len(graph.moved)
 
 
@@ -136,7 +134,7 @@ def put_roundings_back(graph: PassContext) -> int:
     sites = [] if graph.fused is None else graph.fused[1]
     done, builder = {site.name for site in sites if site.is_rewritten}, graph.graph_context().builder
     put = sum(item.finish(builder, useful=item.site in done) for item in reversed(graph.moved))
-    put += left_out.put_back(graph.left_out, sites)
+    put += roundings.put_back(graph.left_out, sites)
     if put:
         graph.scope.graph.sort()
     return put
@@ -205,7 +203,7 @@ def pack_rows(graph: PassContext) -> int:
     pays, room = "packed-rows" in run.plan_context.device.provider.pays, run.options.packed_tokens
     if run.plan_context.target != ("auto" if pays else packed.NAME):
         return 0
-    from onnx_attnfuse.fusion.packing.pack import takes_all
+    from onnx_attnfuse.fusion.packing.packer import takes_all
     from onnx_attnfuse.fusion.packing.rows import pack_rows as pack
 
     if not pays and (room is None or takes_all(graph.new_site_fuser(), graph.candidates, run.plan_context, room)):
@@ -227,7 +225,7 @@ def pack_attention(graph: PassContext) -> int:
     run = graph.run
     if run.plan_context.target != packed.NAME:
         return 0
-    from onnx_attnfuse.fusion.packing.pack import pack
+    from onnx_attnfuse.fusion.packing.packer import pack
 
     run.options.progress("packing", len(run.sites), run.total)
     fuser = graph.new_site_fuser()

@@ -25,7 +25,7 @@ from onnx_attnfuse.reasons import Reason
 from onnx_attnfuse.targets import TARGETS, UNFUSED, Target, name_of, packed
 from onnx_attnfuse.targets.base import BuildContext, MaskEncoding, Precondition
 from onnx_attnfuse.targets.layout import shared_heads
-from onnx_attnfuse.targets.padding import is_given
+from onnx_attnfuse.targets.mask_encoding import is_given
 
 _MEASUREMENT_NOISE = 1.1
 _UNFUSED_FROM, _UNFUSED_TO = 1 << 26, MOST_SCORES

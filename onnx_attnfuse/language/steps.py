@@ -6,7 +6,8 @@ A *step reader* looks at one node and says which of its inputs carries the score
 
 from __future__ import annotations
 
-from onnx_attnfuse.attention.match.softmax import maximum_of, renormalized
+from onnx_attnfuse.attention.match.normal_form import renormalized
+from onnx_attnfuse.attention.match.softmax import maximum_of
 from onnx_attnfuse.attention.match.steps import (
     Added,
     Floored,

@@ -25,8 +25,7 @@ from onnx_attnfuse.targets.base import BuildContext, Emitted, MaskEncoding, refu
 from onnx_attnfuse.targets.bias import bias_emitter
 from onnx_attnfuse.targets.fully_masked_rows import read_rows
 from onnx_attnfuse.targets.layout import operator, replacing
-from onnx_attnfuse.targets.mask_encoding import encodings, refuse_scores, shown
-from onnx_attnfuse.targets.padding import read_padding
+from onnx_attnfuse.targets.mask_encoding import encodings, read_padding, refuse_scores, shown
 from onnx_attnfuse.targets.projections import Projections, in_order, joined, read_projections
 
 __all__ = ["ALONE", "INFO", "emit", "encodings", "refuse"]

@@ -19,7 +19,7 @@ from onnx_attnfuse.graph.dtypes import largest
 from onnx_attnfuse.reasons import Refused
 from onnx_attnfuse.targets.base import BuildContext
 from onnx_attnfuse.targets.gather_as_broadcast import DataLayout
-from onnx_attnfuse.targets.mask_dtype import lowest_of, narrowed
+from onnx_attnfuse.targets.half_masks import lowest_kept, narrowed
 
 _UNKNOWN_GAIN = 1e9
 """A factor that is computed at run time is taken to be smaller than this where a mask is narrowed."""
@@ -62,7 +62,9 @@ class BiasEmitter:
         dtype = self._builder.facts.dtype(indexed.value)
         if dtype is not None and dtype != self._dtype:
             low = (
-                lowest_of(indexed.value, self._dtype, ABSORBS, self._builder.facts) if _bits(dtype) > _bits(self._dtype) else 0.0
+                lowest_kept(indexed.value, self._dtype, ABSORBS, self._builder.facts)
+                if _bits(dtype) > _bits(self._dtype)
+                else 0.0
             )
             if low is None:
                 message = f"the mask is {dtype.name.lower()}, and MultiHeadAttention would take it as {self._dtype.name.lower()}"

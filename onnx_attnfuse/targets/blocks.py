@@ -31,7 +31,7 @@ from onnx_attnfuse.targets.base import BuildContext, Emitted, MaskEncoding
 from onnx_attnfuse.targets.bias import bias_emitter
 from onnx_attnfuse.targets.fully_masked_rows import Rows, read_rows
 from onnx_attnfuse.targets.layout import grouped, replacing
-from onnx_attnfuse.targets.masked_row_predicates import chosen_above
+from onnx_attnfuse.targets.masked_rows import chosen_above
 from onnx_attnfuse.targets.strips import Strips
 from onnx_attnfuse.thresholds import ABSORBS
 

@@ -31,9 +31,8 @@ from onnx_attnfuse.graph.dtypes import largest
 from onnx_attnfuse.reasons import Refused
 from onnx_attnfuse.targets.base import BuildContext, MaskEncoding
 from onnx_attnfuse.targets.bias import BiasEmitter, is_infinite
-from onnx_attnfuse.targets.fp16_sums import adds_in_float32, check_half_sums, check_narrowed_sums, lowest_of, rounds_to_half
-from onnx_attnfuse.targets.masked_row_fixups import Refill
-from onnx_attnfuse.targets.masked_row_predicates import at_zero, chosen_above, chosen_in, level_rows, no_key, raised_in
+from onnx_attnfuse.targets.half_masks import adds_in_float32, check_half_sums, check_narrowed_sums, lowest_of, rounds_to_half
+from onnx_attnfuse.targets.masked_rows import Refill, at_zero, chosen_above, chosen_in, level_rows, no_key, raised_in
 from onnx_attnfuse.thresholds import ABSORBS, ABSORBS_HALF, LEAST_EXPONENT, LEVELS_HALF, LOWEST_FLOAT32, ROUNDS_HALF
 
 

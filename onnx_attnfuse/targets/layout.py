@@ -1,4 +1,8 @@
-"""Layouts around the operator of a target: operands into its layout before it, rows and factors of the result after it."""
+"""Layouts around the operator of a target: operands into its layout before it, rows and factors of the result after it.
+
+Keys and values of earlier positions are handed to an operator that appends the new ones itself. A sink, for operators that know
+none, is a key of zeros whose bias is the sink, and a value of zeros.
+"""
 
 from __future__ import annotations
 
@@ -10,19 +14,101 @@ from typing import Any
 import onnx_ir as ir
 
 from onnx_attnfuse.attention.axes.factors import Axes, Axis, leaves, length, named, refined
-from onnx_attnfuse.attention.axes.rearrange import arrange, cost, einops
+from onnx_attnfuse.attention.axes.rearrange import arrange, cost, einops, is_view
 from onnx_attnfuse.attention.axes.views import IndexedValue
-from onnx_attnfuse.attention.spec import AttentionSpec, Axes4, Layouts, Rotary, Source
+from onnx_attnfuse.attention.spec import AttentionSpec, Axes4, Cache, Layouts, Rotary, Source
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.dtypes import FLOATS_TO_32
+from onnx_attnfuse.graph.sizes import Dim
 from onnx_attnfuse.graph.uses import producer_of, viewers
 from onnx_attnfuse.kernels.operators import OpInfo
-from onnx_attnfuse.reasons import Refused
+from onnx_attnfuse.reasons import Reason, Refused
 from onnx_attnfuse.targets.base import Emitted
-from onnx_attnfuse.targets.cache import past, presents
 from onnx_attnfuse.targets.fully_masked_rows import Rows
-from onnx_attnfuse.targets.masked_row_fixups import Refill, apply_rows, scale_rows
+from onnx_attnfuse.targets.masked_rows import Refill, apply_rows, scale_rows
 from onnx_attnfuse.targets.rotary import can_empty, factors_of, is_same, rotated, takes
+
+
+def refuse_cache(spec: AttentionSpec, kv_heads: Axis) -> Reason | None:
+    """Why no operator can append to the cache of `spec`, or None if one can."""
+    cache = spec.cache
+    if cache is None:
+        return Reason("no-cache", "keys and values are not appended to earlier ones")
+    axes = spec.axes
+    if length(axes.h) != length(axes.v):
+        return Reason("v-head-size", "a cache wants values of the head size of the keys")
+    for columns, pair in ((cache.past_axis, cache.past), (axes.j, cache.present)):
+        for indexed, channels in zip(pair, (axes.h, axes.v), strict=True):
+            if not is_view(indexed, cache_layout(spec, kv_heads, columns, channels)):
+                return Reason("cache-layout", f"'{indexed.value.name}' is not laid out as batch, heads, positions, channels")
+    return None
+
+
+def past(builder: Builder, spec: AttentionSpec, cache: Cache, kv_heads: Axis) -> tuple[ir.Value, ir.Value]:
+    """Keys and values of earlier positions as (b, n, p, h)."""
+    axes = spec.axes
+    key, value = (
+        arrange(builder, indexed, cache_layout(spec, kv_heads, cache.past_axis, channels))
+        for indexed, channels in zip(cache.past, (axes.h, axes.v), strict=True)
+    )
+    return key, value
+
+
+def presents(
+    builder: Builder, spec: AttentionSpec, cache: Cache, kv_heads: Axis, node: ir.Node
+) -> tuple[tuple[ir.Value, ir.Value], ...]:
+    """The keys and values that the operator `node` gives out in the source's layout, beside those they take the place of."""
+    axes = spec.axes
+    found: list[tuple[ir.Value, ir.Value]] = []
+    for old, output, channels in zip(cache.present, node.outputs[1:3], (axes.h, axes.v), strict=True):
+        layout = cache_layout(spec, kv_heads, axes.j, channels)
+        builder.facts.record(output, [length(axis) for axis in layout], spec.dtype)
+        found.append((old.value, arrange(builder, IndexedValue(output, layout), old.axes)))
+    return tuple(found)
+
+
+def is_single(builder: Builder, spec: AttentionSpec) -> ir.Value:
+    """One truth value: there is one entry, or one new position in each, or nothing is cached."""
+    assert spec.cache is not None
+    limits = ((spec.axes.b, 1), (spec.axes.i, 1), (spec.cache.past_axis, 0))
+    return builder.logical("Or", [_at_most(builder, length(axis), most) for axis, most in limits])
+
+
+def _at_most(builder: Builder, dim: Dim, most: int) -> ir.Value:
+    seen = builder.elementwise("LessOrEqual", [builder.shape([dim]), builder.constant([most])])
+    return builder.reshape(seen, [])
+
+
+def cache_layout(spec: AttentionSpec, kv_heads: Axis, columns: Axis, channels: Axis) -> Axes:
+    """The layout of a cache that operators take: batch, heads, positions, channels."""
+    return spec.axes.b, kv_heads, columns, channels
+
+
+def with_zeros(builder: Builder, value: ir.Value, axis: int) -> ir.Value:
+    """`value` with zeros after its last position along an axis."""
+    dims, dtype = builder.facts.dims(value), builder.facts.dtype(value)
+    assert dims is not None
+    one = [1 if index == axis else dim for index, dim in enumerate(dims)]
+    zeros = builder.expand(builder.scalar(0.0, dtype), one, [True] * len(one))
+    return builder.node("Concat", [value, zeros], {"axis": axis})
+
+
+def with_sink(builder: Builder, bias: ir.Value | None, sink: IndexedValue, axes: Axes4, dtype: ir.DataType) -> ir.Value:
+    """A bias of shape (b or 1, n or 1, s, t), or none, with the sink after its last column."""
+    sink = sink.refined()
+    present = {leaf for axis in sink.axes for leaf in axis}
+    layout: Axes = (*(axis if present & set(leaves(axis)) else () for axis in (axes.b, axes.n, axes.i)), ())
+    column = builder.cast(arrange(builder, sink, layout), dtype)
+    dims = None if bias is None else builder.facts.dims(bias)
+    batch = length(axes.b) if layout[0] or (dims is not None and dims[0] != 1) else 1
+    rows, columns = length(axes.i), length(axes.j)
+    whole = [batch, length(axes.n), rows]
+    if bias is None:
+        bias = builder.scalar(0.0, dtype)
+    bias = builder.expand(bias, [*whole, columns], [True] * 4)
+    column = builder.expand(column, [*whole, 1], [True, True, True, False])
+    return builder.node("Concat", [bias, column], {"axis": 3})
+
 
 _RESCALE, _ROTATE, _DECOMPOSED = 10.0, 10.0, 50.0
 """Prices of multiplying a tensor by a number, of rotating it by one operator, and by decomposed ones, on the scale of

@@ -19,13 +19,11 @@ from onnx_attnfuse.targets.base import BuildContext, Emitted, MaskEncoding, refu
 from onnx_attnfuse.targets.bias import bias_emitter
 from onnx_attnfuse.targets.blocks import block_encodings, emit_blocks
 from onnx_attnfuse.targets.fully_masked_rows import Rows, read_rows
-from onnx_attnfuse.targets.layout import arranged, cheapest, operator, prepared_query, price, replacing
+from onnx_attnfuse.targets.layout import arranged, cheapest, operator, prepared_query, price, replacing, with_sink, with_zeros
 from onnx_attnfuse.targets.mask_encoding import encodings as whole_encodings
-from onnx_attnfuse.targets.mask_encoding import refuse_scores, shown
-from onnx_attnfuse.targets.masked_row_fixups import Refill, apply_rows
-from onnx_attnfuse.targets.padding import read_padding
+from onnx_attnfuse.targets.mask_encoding import read_padding, refuse_scores, shown
+from onnx_attnfuse.targets.masked_rows import Refill, apply_rows
 from onnx_attnfuse.targets.separate_projections import Projected, own_products, read_projection
-from onnx_attnfuse.targets.sinks import with_sink, with_zeros
 
 __all__ = ["ALONE", "INFO", "emit", "encodings", "refuse"]
 

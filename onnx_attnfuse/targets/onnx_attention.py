@@ -19,11 +19,9 @@ from onnx_attnfuse.kernels.support import supported
 from onnx_attnfuse.reasons import Reason, Refused
 from onnx_attnfuse.targets.base import BuildContext, Emitted, MaskEncoding, refuse_device, type_name
 from onnx_attnfuse.targets.bias import bias_emitter
-from onnx_attnfuse.targets.cache import refuse_cache
 from onnx_attnfuse.targets.fully_masked_rows import read_rows
-from onnx_attnfuse.targets.layout import grouped, operator, replacing, shared_heads
-from onnx_attnfuse.targets.padding import is_padding
-from onnx_attnfuse.targets.sinks import with_sink, with_zeros
+from onnx_attnfuse.targets.layout import grouped, operator, refuse_cache, replacing, shared_heads, with_sink, with_zeros
+from onnx_attnfuse.targets.mask_encoding import is_padding
 
 ALONE: bool = False
 

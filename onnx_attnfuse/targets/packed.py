@@ -23,7 +23,7 @@ from onnx_attnfuse.reasons import Reason
 from onnx_attnfuse.targets.base import BuildContext, refuse_device, type_name
 from onnx_attnfuse.targets.bias import bias_emitter
 from onnx_attnfuse.targets.layout import typed
-from onnx_attnfuse.targets.padding import is_padding
+from onnx_attnfuse.targets.mask_encoding import is_padding
 
 NAME: str = INFO.option or INFO.key
 """The caller's choice."""

@@ -29,7 +29,7 @@ from onnx_attnfuse.targets.base import BuildContext, Emitted, MaskEncoding, refu
 from onnx_attnfuse.targets.bias import bias_emitter
 from onnx_attnfuse.targets.fully_masked_rows import Rows, are_as_in_float32, read_rows
 from onnx_attnfuse.targets.layout import arranged, cheapest, replacing
-from onnx_attnfuse.targets.masked_row_fixups import Refill, filled
+from onnx_attnfuse.targets.masked_rows import Refill, filled
 
 ALONE: bool = False
 INFO = OpInfo(UNFUSED, {}, target=__name__)

@@ -12,7 +12,7 @@ import onnx
 import onnx_ir as ir
 
 import onnx_attnfuse
-from onnx_attnfuse.fusion import build_site
+from onnx_attnfuse.fusion import site
 from tests.fuzz import gradients
 from tests.fuzz.recipe import Recipe
 
@@ -81,7 +81,7 @@ def choices(recipe: Recipe) -> dict[str, Any]:
 @contextlib.contextmanager
 def _any_size() -> Iterator[None]:
     """Lets forms that are faster for large inputs only be selected for small ones."""
-    with mock.patch.object(build_site, "FASTER_FROM", {}), mock.patch.object(build_site, "LONG", 0):
+    with mock.patch.object(site, "FASTER_FROM", {}), mock.patch.object(site, "LONG", 0):
         yield
 
 

@@ -13,7 +13,7 @@ import onnxruntime
 import pytest
 
 import onnx_attnfuse
-from onnx_attnfuse.fusion import build_site
+from onnx_attnfuse.fusion import site
 
 LENGTH = 6
 _LAYER = """
@@ -85,8 +85,8 @@ def _operators(graph: onnx.GraphProto) -> Counter[str]:
 @pytest.fixture
 def any_size(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lets the faster forms run at any size, so that small inputs reach them."""
-    monkeypatch.setattr(build_site, "FASTER_FROM", {})
-    monkeypatch.setattr(build_site, "LONG", 0)
+    monkeypatch.setattr(site, "FASTER_FROM", {})
+    monkeypatch.setattr(site, "LONG", 0)
 
 
 guarded = functools.partial(onnx_attnfuse.optimize, ep="cuda", arch="sm90", padding="guarded")

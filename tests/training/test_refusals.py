@@ -10,7 +10,7 @@ import onnx_ir as ir
 import onnxruntime
 import pytest
 
-from onnx_attnfuse.attention.match.contraction import read_contraction
+from onnx_attnfuse.attention.match.paths import read_contraction
 from onnx_attnfuse.errors import MissingDependencyError
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.kernels.policy import Policy

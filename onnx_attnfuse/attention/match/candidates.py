@@ -8,8 +8,7 @@ from collections.abc import Mapping
 import onnx_ir as ir
 
 from onnx_attnfuse.attention.match.fused_ops import read_attention
-from onnx_attnfuse.attention.match.sinks import with_sink
-from onnx_attnfuse.attention.match.softmax import Softmax, find_softmax
+from onnx_attnfuse.attention.match.softmax import Softmax, find_softmax, with_sink
 from onnx_attnfuse.attention.match.softmax_attention import read_site
 from onnx_attnfuse.attention.match.steps import Readers
 from onnx_attnfuse.attention.roundings import Rounding, in_words

@@ -15,8 +15,8 @@ from onnx_attnfuse.attention.axes.views import IndexedValue, aligned
 from onnx_attnfuse.attention.masks.fully_masked import DISAGREEING, rows_disagree
 from onnx_attnfuse.attention.masks.index_reader import Reader
 from onnx_attnfuse.attention.masks.intervals import Bounds
-from onnx_attnfuse.attention.match import operands, roundings
-from onnx_attnfuse.attention.match.cache import read_cache
+from onnx_attnfuse.attention.match import operands, roles
+from onnx_attnfuse.attention.match.operands import read_cache
 from onnx_attnfuse.attention.spec import Added, AttentionSpec, Cache, Mask, Replaced, RowRule, Source
 from onnx_attnfuse.graph import sizes
 from onnx_attnfuse.graph.constants import attribute, constant_tensor
@@ -93,10 +93,10 @@ def read_attention(node: ir.Node, facts: Facts) -> AttentionSpec:
         nodes=(node,),
         cache=_cache(sources[1], sources[2], rows, columns, channels, facts),
         roundings=(
-            *roundings.operand_roundings("query", query, facts),
-            *roundings.operand_roundings("key", key, facts),
-            *roundings.operand_roundings("value", value, facts),
-            *roundings.result_roundings(output, facts),
+            *roles.operand_roundings("query", query, facts),
+            *roles.operand_roundings("key", key, facts),
+            *roles.operand_roundings("value", value, facts),
+            *roles.result_roundings(output, facts),
         ),
         roles=(("attention", node),),
     )

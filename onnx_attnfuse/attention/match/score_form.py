@@ -16,7 +16,7 @@ from onnx_attnfuse.attention.masks.index_reader import Reader
 from onnx_attnfuse.attention.masks.intervals import Bounds
 from onnx_attnfuse.attention.masks.mask_terms import zero_or
 from onnx_attnfuse.attention.match import steps
-from onnx_attnfuse.attention.match.scores import ScorePath
+from onnx_attnfuse.attention.match.paths import ScorePath
 from onnx_attnfuse.attention.match.steps import ScoreStep, Taken
 from onnx_attnfuse.attention.spec import Added, Floored, Mask, MaskStep, Replaced, Scaled, ScaleValue, step_gains
 from onnx_attnfuse.graph.dtypes import largest

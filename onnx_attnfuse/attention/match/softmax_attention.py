@@ -15,13 +15,12 @@ from onnx_attnfuse.attention.masks.fully_masked import masked_keys, sees_a_key
 from onnx_attnfuse.attention.masks.index_reader import Reader
 from onnx_attnfuse.attention.masks.intervals import Bounds
 from onnx_attnfuse.attention.masks.mask_terms import is_binary
-from onnx_attnfuse.attention.match import operands, roundings
-from onnx_attnfuse.attention.match.cache import read_cache
-from onnx_attnfuse.attention.match.operands import unify_lengths, wider
-from onnx_attnfuse.attention.match.renormalized import in_front, renormalization
+from onnx_attnfuse.attention.match import operands, roles
+from onnx_attnfuse.attention.match.normal_form import in_front, renormalization
+from onnx_attnfuse.attention.match.operands import read_cache, unify_lengths, wider
+from onnx_attnfuse.attention.match.paths import Product, ScorePath, WeightPath, read_scores, read_weights
 from onnx_attnfuse.attention.match.roles import with_roles
 from onnx_attnfuse.attention.match.score_form import fold
-from onnx_attnfuse.attention.match.scores import Product, ScorePath, read_scores
 from onnx_attnfuse.attention.match.softmax import Softmax, largest_of
 from onnx_attnfuse.attention.match.steps import (
     LowZeroed,
@@ -35,7 +34,6 @@ from onnx_attnfuse.attention.match.steps import (
     WeightStep,
     Zeroed,
 )
-from onnx_attnfuse.attention.match.weights import WeightPath, read_weights
 from onnx_attnfuse.attention.roundings import Rounding
 from onnx_attnfuse.attention.spec import AttentionSpec, Mask, RowRule, ScaleValue, mask_operands
 from onnx_attnfuse.graph.constants import has_unknown_attribute
@@ -139,13 +137,13 @@ def _roundings(scores: ScorePath, weights: WeightPath, facts: Facts) -> tuple[Ro
     """All roundings inside and right beside an attention."""
     product = scores.product
     return (
-        *roundings.operand_roundings("query", product.query.value, facts),
-        *roundings.operand_roundings("key", product.key.value, facts),
-        *roundings.score_roundings(scores.steps),
-        *roundings.mask_roundings(scores.steps, facts),
-        *roundings.weight_roundings(weights.steps),
-        *roundings.operand_roundings("value", weights.value.value, facts),
-        *roundings.result_roundings(weights.output, facts),
+        *roles.operand_roundings("query", product.query.value, facts),
+        *roles.operand_roundings("key", product.key.value, facts),
+        *roles.score_roundings(scores.steps),
+        *roles.mask_roundings(scores.steps, facts),
+        *roles.weight_roundings(weights.steps),
+        *roles.operand_roundings("value", weights.value.value, facts),
+        *roles.result_roundings(weights.output, facts),
     )
 
 

@@ -1,7 +1,7 @@
 """Steps between Q·Kᵀ and Softmax, and between Softmax and the product with the values.
 
 A *step reader* looks at one node and says which of its inputs carries the scores and what it does to them. Readers come from the
-pattern pack by `score_step` and `weight_step`; the walks through scores and weights (`scores`, `weights`) know no operator by
+pattern pack by `score_step` and `weight_step`; the walks through scores and weights (`paths`) know no operator by
 themselves.
 """
 

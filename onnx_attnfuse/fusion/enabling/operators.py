@@ -1,4 +1,4 @@
-"""Nodes around fused operators taken into them, or out of them: biases of MultiHeadAttention, and what GroupQueryAttention does itself.
+"""Nodes around fused operators taken into them, or out: biases of MultiHeadAttention, and what GroupQueryAttention does itself.
 
     softmax(s · (q + a) · (k + b)ᵀ + m) · (v + c)  =  softmax(s · (q + a) · kᵀ + m) · v + c
 
@@ -33,7 +33,7 @@ from onnx_attnfuse.graph.build import Builder, dims_of
 from onnx_attnfuse.graph.constants import Array, attributes, constant_array, constant_tensor, given, is_standard
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.kernels.operators import group_query_attention
-from onnx_attnfuse.targets.masked_row_fixups import Refill, filled
+from onnx_attnfuse.targets.masked_rows import Refill, filled
 from onnx_attnfuse.targets.packed_operands import merged, products_of
 from onnx_attnfuse.targets.rms_norm import EPSILON, before_norms
 from onnx_attnfuse.targets.separate_projections import MAX_BIAS_ELEMENTS
@@ -107,7 +107,7 @@ def _apart(value: ir.Value, facts: Facts) -> tuple[ir.Value, ir.Value] | None:
 
 @dataclasses.dataclass(frozen=True)
 class _Emptied:
-    """Queries that are the opposite of their bias where a test holds, as `targets/masked_row_fixups.py` writes them.
+    """Queries that are the opposite of their bias where a test holds, as `targets/masked_rows.py` writes them.
 
     where(test, filling, rows)        rows · cast(not test)        rows · cast(not test) + cast(test) · filling
     """

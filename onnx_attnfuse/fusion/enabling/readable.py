@@ -6,9 +6,9 @@
     weights @ v1, weights @ v2                    is    Split(weights @ Concat(v1, v2))           values in two parts
     (weights - others) @ v                        is    weights @ v - others @ v                  differential attention
 
-Scores get a normal form: a multiple of the product of queries and keys, and a bias, whatever nodes compute them. The nodes
-between the product and the softmax are executed symbolically. Where each case of the result is `factor · product + rest`, the same
-nodes give `rest` when the product is 0: they are written again, with a 0 in its place.
+Scores get a normal form: a multiple of the product of queries and keys, and a bias, whatever nodes compute them. Those between
+product and softmax are executed symbolically. Where each case of the result is `factor · product + rest`, the same nodes give
+`rest` when the product is 0: they are written again, with a 0 in its place.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from collections.abc import Callable, Iterator, Sequence
 import onnx_ir as ir
 
 from onnx_attnfuse.assumptions import AssumptionName
-from onnx_attnfuse.attention.match.contraction import read_contraction
 from onnx_attnfuse.attention.match.normal_form import MOST_NODES, Reading, is_product, nodes_between
+from onnx_attnfuse.attention.match.paths import read_contraction
 from onnx_attnfuse.attention.match.softmax import Softmax
 from onnx_attnfuse.certify.arrays import aligned, axes_of
 from onnx_attnfuse.certify.execution import UNKNOWN, Execution
@@ -219,13 +219,13 @@ def _is_exact(node: ir.Node, score: Term, reading: Execution) -> bool:
     arrays = [reading.array(item) for item in (node.outputs[0], *node.inputs) if item is not None]
     place, moves = axes_of(arrays[0]), node.op_type in ELEMENTWISE and node.op_type not in _CHOOSES
     terms = (array.at(*aligned(place, array.shape)) for array in (arrays if moves else arrays[:1]))
-    for (made, *given), _ in _cases(tuple(terms)):
+    for (made, *operands), _ in _cases(tuple(terms)):
         atoms = [atom for atoms in polynomial(made) for atom in atoms if len(atoms) > 1 or atom.op != "element"]
         if any(item.op == "element" and item.data == score.data for atom in atoms for item in walk(atom)):
             return False
-        moved = moves and polynomial(made) and not {made, multiply(number(-1, made.sort), made)}.intersection(given)
-        mixed = any(len(parts) > 1 and _has_score(parts, score) for parts in map(polynomial, given))
-        if moved and mixed and any(map(_large, (made, *given))):
+        moved = moves and polynomial(made) and not {made, multiply(number(-1, made.sort), made)}.intersection(operands)
+        mixed = any(len(parts) > 1 and _has_score(parts, score) for parts in map(polynomial, operands))
+        if moved and mixed and any(map(_large, (made, *operands))):
             return False
     return True
 

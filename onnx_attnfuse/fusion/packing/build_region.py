@@ -14,9 +14,8 @@ import onnx_ir as ir
 from onnx_attnfuse.attention.masks.classify import Meaning
 from onnx_attnfuse.attention.spec import AttentionSpec
 from onnx_attnfuse.fusion.packing.forms import AttentionForm, OperatorForm
-from onnx_attnfuse.fusion.packing.pad_unpad import PadUnpad, UnpadRows
 from onnx_attnfuse.fusion.packing.region import Item, Region, Site, anchor
-from onnx_attnfuse.fusion.packing.token_axes import Marks
+from onnx_attnfuse.fusion.packing.tokens import Marks, PadUnpad, UnpadRows
 from onnx_attnfuse.fusion.packing.tokenwise import Step
 from onnx_attnfuse.fusion.plan import PlanContext, params_of
 from onnx_attnfuse.fusion.report_site import kernel_of_forecast

@@ -9,17 +9,16 @@ import onnx_ir as ir
 
 from onnx_attnfuse.attention.axes.factors import Axes, Factor
 from onnx_attnfuse.attention.axes.views import IndexedValue
-from onnx_attnfuse.fusion.packing.pad_unpad import PadUnpad, Rows, UnpadFixed, UnpadRows, UnpadTokens
 from onnx_attnfuse.fusion.packing.region import Region, Site
-from onnx_attnfuse.fusion.packing.token_axes import Tokens, count_of, others
+from onnx_attnfuse.fusion.packing.tokens import PadUnpad, Rows, Tokens, UnpadFixed, UnpadRows, UnpadTokens, count_of, others
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.constants import attributes, subgraphs
 from onnx_attnfuse.graph.ops import ASKS_SHAPE
 from onnx_attnfuse.graph.uses import producer_of
 from onnx_attnfuse.reasons import Refused
 from onnx_attnfuse.targets.base import BuildContext
+from onnx_attnfuse.targets.mask_encoding import KeyPadding
 from onnx_attnfuse.targets.packed import PackedResult, attend
-from onnx_attnfuse.targets.padding import KeyPadding
 
 
 class AttentionForm(abc.ABC):

@@ -21,7 +21,7 @@ from onnx_attnfuse.attention.masks.predicates import Padding, Predicate
 from onnx_attnfuse.attention.spec import AttentionSpec
 from onnx_attnfuse.certify.terms import ZERO, Term, conjoin
 from onnx_attnfuse.fusion.packing.region import Region, below, users
-from onnx_attnfuse.fusion.packing.token_axes import Marks, read_marks
+from onnx_attnfuse.fusion.packing.tokens import Marks, read_marks
 from onnx_attnfuse.fusion.packing.tokenwise import Step, read_step
 from onnx_attnfuse.graph.constants import attribute, constant_array, is_standard
 from onnx_attnfuse.graph.ops import read_as

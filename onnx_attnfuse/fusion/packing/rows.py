@@ -32,7 +32,7 @@ from onnx_attnfuse.graph.sweep import sweep
 from onnx_attnfuse.reasons import Reason, Refused
 from onnx_attnfuse.rewriting import GraphContext
 from onnx_attnfuse.targets.base import BuildContext
-from onnx_attnfuse.targets.padding import KeyPadding
+from onnx_attnfuse.targets.mask_encoding import KeyPadding
 
 _TRUTH = ir.DataType.BOOL
 

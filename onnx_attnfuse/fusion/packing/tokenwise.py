@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 import onnx_ir as ir
 
 from onnx_attnfuse.attention.match.softmax import softmax_axis
-from onnx_attnfuse.fusion.packing.token_axes import Marks, Tokens, count_of, others, through
+from onnx_attnfuse.fusion.packing.tokens import Marks, Tokens, count_of, others, through
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.constants import attribute, constant_array, has_unknown_attribute, subgraphs
 from onnx_attnfuse.graph.ops import CONTRIB, read_as

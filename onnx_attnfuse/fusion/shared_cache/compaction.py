@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 
-from onnx_attnfuse.fusion.packing.token_axes import Marks, Tokens
+from onnx_attnfuse.fusion.packing.tokens import Marks, Tokens
 from onnx_attnfuse.fusion.packing.tokenwise import read_step
 from onnx_attnfuse.graph.build import Builder, dims_of
 from onnx_attnfuse.graph.constants import attribute, is_standard

@@ -14,7 +14,7 @@ import onnx_ir as ir
 from onnx_attnfuse.attention.axes.factors import length
 from onnx_attnfuse.fusion.shared_cache.interface import TOTAL
 from onnx_attnfuse.fusion.shared_cache.lengths import Lengths
-from onnx_attnfuse.fusion.shared_cache.qualify import CachedSite
+from onnx_attnfuse.fusion.shared_cache.sites import CachedSite
 from onnx_attnfuse.fusion.shared_cache.static import written_at
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.facts import Facts

@@ -10,10 +10,9 @@ import onnx_ir as ir
 
 from onnx_attnfuse.attention.axes.factors import length
 from onnx_attnfuse.attention.spec import AttentionSpec
-from onnx_attnfuse.fusion.shared_cache.attend import Attended
 from onnx_attnfuse.fusion.shared_cache.lengths import Lengths
 from onnx_attnfuse.fusion.shared_cache.positions import Counting, context_length, counts_alike, is_by_place
-from onnx_attnfuse.fusion.shared_cache.qualify import CachedSite
+from onnx_attnfuse.fusion.shared_cache.sites import Attended, CachedSite
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.constants import is_standard, subgraphs
 from onnx_attnfuse.graph.dtypes import FLOATS

@@ -18,8 +18,8 @@ import onnx_ir as ir
 from onnx_attnfuse.attention.axes.factors import Axes, Factor, leaves, length, replaced
 from onnx_attnfuse.attention.axes.rearrange import arrange, is_view
 from onnx_attnfuse.attention.axes.views import IndexedValue, upward
-from onnx_attnfuse.attention.match.cache import appending
 from onnx_attnfuse.attention.match.candidates import find_candidates
+from onnx_attnfuse.attention.match.operands import appending
 from onnx_attnfuse.attention.match.steps import Readers
 from onnx_attnfuse.attention.spec import AttentionSpec
 from onnx_attnfuse.fusion.shared_cache.interface import POSITIONS
@@ -34,8 +34,7 @@ from onnx_attnfuse.graph.scopes import all_names, scopes
 from onnx_attnfuse.graph.sizes import Dim, Size
 from onnx_attnfuse.graph.sweep import sweep
 from onnx_attnfuse.reasons import Refused
-from onnx_attnfuse.targets.cache import cache_layout
-from onnx_attnfuse.targets.layout import shared_heads
+from onnx_attnfuse.targets.layout import cache_layout, shared_heads
 
 _OF_MASK = (0, -1)
 """The axes of a mask that are those of its entries and positions."""

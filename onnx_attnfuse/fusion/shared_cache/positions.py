@@ -1,18 +1,39 @@
-"""Positions in the graph of a decoder: how many there can be at most, and whether all entries of a batch share them."""
+"""Positions of a decoder: how many there can be, whether all entries of a batch share them, and tables with a row for each.
+
+Where the most positions there will be are known, cosines and sines of a rotation become such tables. A source computes them in
+every step, of positions that it is handed. The same nodes on the positions 0, 1, 2 and so on depend on no input, so ONNX Runtime
+computes them once, when a session starts; a step takes its rows.
+
+A model that has no mask of its own gets one that tells lengths, and is judged with it. All ones, it says no more than a number.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
 
+import numpy as np
+import numpy.typing as npt
 import onnx_ir as ir
 
+from onnx_attnfuse.attention.axes.factors import Axis, Factor, leaves, length, refined
+from onnx_attnfuse.attention.axes.views import IndexedValue
 from onnx_attnfuse.attention.masks.mask_terms import elements_of, factors_of, value_of
+from onnx_attnfuse.attention.spec import AttentionSpec, Rotary, Source, Table
 from onnx_attnfuse.certify.terms import Term
+from onnx_attnfuse.fusion.packing.tokens import Marks, Tokens, others
+from onnx_attnfuse.fusion.packing.tokenwise import read_step
+from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.constants import attribute, constant_tensor, is_standard
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.ops import ASKS_SHAPE, CASTS, REARRANGES, REPEATS, SLICES
+from onnx_attnfuse.graph.scopes import all_names
 from onnx_attnfuse.graph.uses import sources
+from onnx_attnfuse.kernels.operators import group_query_attention, rotary_embedding
+from onnx_attnfuse.reasons import Reason
+from onnx_attnfuse.serving.decoder import ServedDecoder
+from onnx_attnfuse.targets import rotary as rotating
+from onnx_attnfuse.targets.rotary import key_of
 
 _TABLE_RANK = 2
 _COUNTS = ("Range", "CumSum")
@@ -148,3 +169,200 @@ def _marks(found: set[ir.Value], counting: Counting) -> bool:
     """Whether a position, a range or a running sum is among the sources."""
     counted = any(is_standard(item.producer(), *_COUNTS) for item in found)
     return counted or not found.isdisjoint(counting.positions | counting.masks | counting.shared)
+
+
+LEAST_ROWS = 512
+"""The rows with which a decoder is judged, which computes all of them in each step then; `lengthen` gives it those it needs."""
+_INT = ir.DataType.INT64
+_TAKES_ROWS = {"Gather", rotary_embedding.INFO.name, group_query_attention.INFO.name}
+"""Operators that read tables, or positions that there are rows for, by positions of their own."""
+
+
+class PositionTables:
+    """The tables of a decoder: one for all rotations that are the same, in whatever layer.
+
+    Args:
+        builder: The builder; the nodes of a table are at the anchor of the first attention that takes rows of it.
+    """
+
+    def __init__(self, builder: Builder) -> None:
+        self._builder = builder
+        self._made: dict[tuple[object, ...], _Rows] = {}
+
+    def within(self, spec: AttentionSpec) -> AttentionSpec:
+        """An attention with a cache whose rotations take rows of tables; itself where none depends on positions alone."""
+
+        def turned(operand: tuple[Source, ...]) -> tuple[Source, ...]:
+            return tuple(
+                item if item.rotary is None else dataclasses.replace(item, rotary=known(item.rotary)) for item in operand
+            )
+
+        def known(rotary: Rotary) -> Rotary:
+            return self._of(rotary, spec.axes.b) or rotary
+
+        assert spec.cache is not None
+        new_keys, new_values = spec.cache.new
+        cache = dataclasses.replace(spec.cache, new=(turned(new_keys), new_values))
+        counted = dataclasses.replace(spec, query=turned(spec.query), key=turned(spec.key), cache=cache)
+        return spec if counted == spec else counted
+
+    def _of(self, rotary: Rotary, batch: Axis) -> Rotary | None:
+        """The rotation by rows of tables, or None where they depend on anything but the position of their row."""
+        along = None if rotary.positions is not None else _along(rotary.cos, batch)
+        if along is None or _along(rotary.sin, batch) is None:
+            return None
+        key, row, columns = key_of(rotary), (Factor(LEAST_ROWS),), (Factor(rotary.width // 2),)
+        rows = self._made.get(key) or _Tables(self._builder, batch).rows(rotary)
+        if rows is None:
+            return None
+        self._made[key] = rows
+        cos, sin = (Table(IndexedValue(value, (row, columns)), 1) for value in (rows.cos, rows.sin))
+        return dataclasses.replace(rotary, cos=cos, sin=sin, positions=IndexedValue(rows.taken, along))
+
+
+def counted(builder: Builder) -> ir.Value:
+    """The positions that tables have rows for, of which a Gather takes none that there is not."""
+    first, end, one = (builder.constant(np.asarray(number)) for number in (0, LEAST_ROWS, 1))
+    return builder.node("Range", [first, end, one], dims=[LEAST_ROWS], dtype=_INT)
+
+
+def lengthen(model: ir.Model, name: str, positions: int) -> None:
+    """Gives tables a row for each position, in place; a later one ends in an error when the model runs.
+
+    Args:
+        model: The decoder.
+        name: The name of the positions that tables have rows for.
+        positions: How many there will be at most, counted from 0.
+    """
+    node = next(item for item in model.graph if item.outputs[0].name == name)
+    if positions <= LEAST_ROWS:
+        return
+    node.replace_input_with(1, _constant(model.graph, f"{name}_end", np.asarray(positions)))
+    pending = [node.outputs[0]]
+    for value in pending:
+        if value.shape is not None:
+            value.shape = ir.Shape([positions, *value.shape[1:]])
+        for user in dict.fromkeys(user for user, _ in value.uses() if user.op_type not in _TAKES_ROWS):
+            shape = constant_tensor(user.inputs[1]) if is_standard(user, "Reshape") else None
+            if shape is not None:
+                longer = np.concatenate([[positions], shape.numpy()[1:]])
+                user.replace_input_with(1, _constant(model.graph, f"{user.outputs[0].name}_shape", longer))
+            pending += [output for output in user.outputs if output not in pending]
+
+
+def _constant(graph: ir.Graph, name: str, array: npt.NDArray[np.int64]) -> ir.Value:
+    """A new weight."""
+    value = ir.Value(name=name, const_value=ir.tensor(array, name=name), shape=ir.Shape(array.shape), type=ir.TensorType(_INT))
+    graph.register_initializer(value)
+    return value
+
+
+@dataclasses.dataclass(frozen=True)
+class _Rows:
+    """Cosines and sines as tables (position, pair), and the positions (b, s) of which rows are taken."""
+
+    cos: ir.Value
+    sin: ir.Value
+    taken: ir.Value
+
+
+def _along(table: Table, batch: Axis) -> tuple[Axis, Axis] | None:
+    """The axes of the entries and of the positions of cosines or sines that differ along both."""
+    found = [axis for place, axis in enumerate(refined(table.indexed.axes)) if place != table.axis and axis]
+    return (found[0], found[1]) if len(found) == 2 and leaves(found[0]) == leaves(batch) else None
+
+
+class _Tables:
+    """The tables of one rotation on their way."""
+
+    def __init__(self, builder: Builder, batch: Axis) -> None:
+        self._builder, self._batch = builder, batch
+        self._row: Axis = (Factor(LEAST_ROWS),)
+        self._positions: ir.Value | None = None
+        """The positions (b, s) that the source computes cosines and sines of."""
+        self._packed: dict[ir.Value, ir.Value] = {}
+        """Values of the source as they are at the positions 0, 1, 2 and so on, (positions, channels)."""
+
+    def rows(self, rotary: Rotary) -> _Rows | None:
+        """The tables of a rotation, or None where it depends on anything but the position of its row."""
+        builder = self._builder
+        cos, sin = (self._table(table) for table in (rotary.cos, rotary.sin))
+        if cos is None or sin is None or self._positions is None:
+            return None
+        values = rotating.tables(builder, dataclasses.replace(rotary, cos=cos, sin=sin), (), self._row, None)[:2]
+        taken = builder.node("Gather", [counted(builder), self._positions])
+        return _Rows(*values, taken)
+
+    def _table(self, table: Table) -> Table | None:
+        """A table with a row for each position."""
+        axes, along = refined(table.indexed.axes), _along(table, self._batch)
+        if along is None:
+            return None
+        marks: Marks = tuple("" if place == table.axis or not axis else "bs"[axis is along[1]] for place, axis in enumerate(axes))
+        tokens = Tokens(self._builder.facts, length(along[0]), length(along[1]), self._builder.opset)
+        value = self._at_each(table.indexed.value, marks, tokens)
+        if value is None:
+            return None
+        kept = others(marks, axes)
+        column = sum(not mark for mark in marks[: table.axis])
+        indexed = IndexedValue(value, (self._row, *kept))
+        return dataclasses.replace(table, indexed=indexed, axis=1 + column)
+
+    def _at_each(self, value: ir.Value, marks: Marks, tokens: Tokens) -> ir.Value | None:
+        """A value of the source at each position; None where it depends on anything else."""
+        if value in self._packed:
+            return self._packed[value]
+        found = self._builder.facts.dtype(value)
+        if marks == ("b", "s") and found is not None and found.is_integer() and tokens.is_full(value, marks):
+            if self._positions not in {None, value}:
+                return None
+            self._positions = value
+            self._packed[value] = self._builder.cast(counted(self._builder), found)
+            return self._packed[value]
+        node = value.producer()
+        step = None if node is None else read_step(node, value, marks, tokens)
+        if step is None or isinstance(step, Reason) or any(constant_tensor(item) is None for item in step.free()):
+            return None
+        given = [self._at_each(item, own, tokens) for item, own in step.inputs()]
+        operands = [item for item in given if item is not None]
+        if len(operands) < len(step.marks):
+            return None
+        packed = step.on_packed(self._builder, operands)
+        self._packed.update(zip(step.node.outputs, packed, strict=False))
+        return self._packed.get(value)
+
+
+PAST_LENGTH = "past_sequence_length"
+"""The name of the input, (1) int32, that onnxruntime-genai has for it by default."""
+
+
+def with_past_length(model: ir.Model, decoder: ServedDecoder) -> ServedDecoder:
+    """Gives a decoder the number of earlier positions in the place of its mask, and drops inputs that nobody reads; in place.
+
+    Args:
+        model: The decoder, with an input (b, past + s) that tells lengths only.
+        decoder: Its interface.
+    """
+    graph = model.graph
+    inputs = {value.name: value for value in graph.inputs}
+    mask, facts = inputs[decoder.attention_mask], Facts(graph)
+    builder = Builder(graph, facts, model.opset_imports[""], all_names(model))
+    builder.at(next(iter(graph)))
+    name = builder.name(PAST_LENGTH)
+    past = ir.Value(name=name, shape=ir.Shape([1]), type=ir.TensorType(ir.DataType.INT32))
+    facts.record(past, [1], ir.DataType.INT32)
+    dims = facts.dims(inputs[decoder.input_ids or decoder.inputs_embeds])
+    assert dims is not None
+    batch, new, *_ = dims
+    total = builder.elementwise("Add", [builder.cast(past, ir.DataType.INT64), builder.shape([new])])
+    whole = builder.node("Concat", [builder.shape([batch]), total], {"axis": 0})
+    one = builder.constant(np.asarray(1, np.int64))
+    ones = builder.node("Expand", [one, whole], dims=facts.dims(mask), dtype=ir.DataType.INT64)
+    mask.replace_all_uses_with(ones)
+    unread = {name for name in decoder.others if not inputs[name].uses()}
+    kept = [past if value is mask else value for value in graph.inputs if value.name not in unread]
+    graph.inputs[:] = kept
+    graph.sort()
+    return dataclasses.replace(
+        decoder, attention_mask="", past_length=name, others=tuple(item for item in decoder.others if item not in unread)
+    )

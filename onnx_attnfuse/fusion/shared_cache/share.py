@@ -22,18 +22,26 @@ from onnx_attnfuse.attention.match.candidates import Candidate
 from onnx_attnfuse.attention.spec import AttentionSpec
 from onnx_attnfuse.containment import Subject, contained
 from onnx_attnfuse.fusion.commit import check_lengths
-from onnx_attnfuse.fusion.packing.token_axes import Tokens
+from onnx_attnfuse.fusion.packing.tokens import Tokens
 from onnx_attnfuse.fusion.plan import PlanContext, params_of
 from onnx_attnfuse.fusion.report_site import kernel_of_forecast, unfused
-from onnx_attnfuse.fusion.shared_cache.attend import Attended, attend, give_out
 from onnx_attnfuse.fusion.shared_cache.compaction import Compaction, buffer_order, new_order
-from onnx_attnfuse.fusion.shared_cache.counted import PositionTables, counted
+from onnx_attnfuse.fusion.shared_cache.decoder import Merged, SharedCache
 from onnx_attnfuse.fusion.shared_cache.filled import finish_source, grow, prepare, source_of
 from onnx_attnfuse.fusion.shared_cache.interface import added_mask, encoded, finish_interface, read_interface, served
 from onnx_attnfuse.fusion.shared_cache.lengths import Lengths, Padding, answer_for_past, read_lengths
-from onnx_attnfuse.fusion.shared_cache.merged import Merged
-from onnx_attnfuse.fusion.shared_cache.qualify import CachedSite, check_together, has_window, is_fitted, read_site, with_leaders
-from onnx_attnfuse.fusion.shared_cache.report import SharedCache
+from onnx_attnfuse.fusion.shared_cache.positions import PositionTables, counted
+from onnx_attnfuse.fusion.shared_cache.sites import (
+    Attended,
+    CachedSite,
+    attend,
+    check_together,
+    give_out,
+    has_window,
+    is_fitted,
+    read_site,
+    with_leaders,
+)
 from onnx_attnfuse.fusion.shared_cache.static import is_static, read_static
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.constants import is_standard, subgraphs
@@ -51,7 +59,7 @@ from onnx_attnfuse.serving.decoder import ServedDecoder
 from onnx_attnfuse.targets import TARGETS
 from onnx_attnfuse.targets import group_query_attention as target
 from onnx_attnfuse.targets.base import BuildContext
-from onnx_attnfuse.targets.buffered_bias import Places
+from onnx_attnfuse.targets.group_query_attention import Places
 from onnx_attnfuse.targets.packed_operands import merge_products
 from onnx_attnfuse.targets.rms_norm import take_in_norms
 from onnx_attnfuse.verify.decoder_feeds import FilledSource, Loop

@@ -19,12 +19,12 @@ from onnx_attnfuse.attention.masks.mask_terms import dim_of, element_of, element
 from onnx_attnfuse.attention.masks.operators import is_measure
 from onnx_attnfuse.attention.masks.predicates import Causal, Other, Padding, Predicate, Window, kinds
 from onnx_attnfuse.attention.masks.scatters import scattered_to
-from onnx_attnfuse.attention.match.cache import new_sources
+from onnx_attnfuse.attention.match.operands import new_sources
 from onnx_attnfuse.attention.spec import AttentionSpec, Cache, Source
 from onnx_attnfuse.certify import arithmetic
 from onnx_attnfuse.certify.terms import ONE, ZERO, Term, add, subtract
 from onnx_attnfuse.fusion.shared_cache.lengths import is_copy
-from onnx_attnfuse.fusion.shared_cache.qualify import CachedSite, Filled, padding_input
+from onnx_attnfuse.fusion.shared_cache.sites import CachedSite, Filled, padding_input
 from onnx_attnfuse.graph import sizes
 from onnx_attnfuse.graph.constants import attribute, given, is_standard
 from onnx_attnfuse.graph.facts import Facts

@@ -12,8 +12,7 @@ from onnx_attnfuse.attention.masks.classify import understand
 from onnx_attnfuse.attention.masks.index_reader import Reader
 from onnx_attnfuse.attention.masks.intervals import Bounds
 from onnx_attnfuse.attention.match.candidates import anchor_of
-from onnx_attnfuse.attention.match.sinks import with_sink
-from onnx_attnfuse.attention.match.softmax import Softmax, find_softmax
+from onnx_attnfuse.attention.match.softmax import Softmax, find_softmax, with_sink
 from onnx_attnfuse.attention.match.softmax_attention import read_site
 from onnx_attnfuse.attention.spec import AttentionSpec
 from onnx_attnfuse.certify.interned import aside

@@ -8,7 +8,7 @@ import onnx_ir as ir
 
 from onnx_attnfuse.attention.axes.factors import Axes, Axis, Factor, leaves, length
 from onnx_attnfuse.attention.axes.views import IndexedValue
-from onnx_attnfuse.attention.match.contraction import Contraction
+from onnx_attnfuse.attention.match.paths import Contraction
 from onnx_attnfuse.graph.constants import is_standard
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.ops import CONTRIB

@@ -13,14 +13,12 @@ from onnx_attnfuse.attention.axes.factors import leaves, refined
 from onnx_attnfuse.attention.masks.classify import Meaning, understand
 from onnx_attnfuse.attention.masks.index_reader import Reader
 from onnx_attnfuse.attention.masks.intervals import Bounds
-from onnx_attnfuse.attention.match.sinks import with_sink
-from onnx_attnfuse.attention.match.softmax import Softmax, find_softmax
+from onnx_attnfuse.attention.match.softmax import Softmax, find_softmax, with_sink
 from onnx_attnfuse.attention.match.softmax_attention import read_site
 from onnx_attnfuse.attention.spec import AttentionSpec, mask_operands
 from onnx_attnfuse.containment import Subject, contained
-from onnx_attnfuse.fusion.pattern_rewrites.equations import write_formulas
-from onnx_attnfuse.fusion.pattern_rewrites.statistics import PatternStatistics
-from onnx_attnfuse.fusion.pattern_rewrites.undoable_rewrite import PatternRewriter
+from onnx_attnfuse.fusion.pattern_rewrites.rewrites import write_formulas
+from onnx_attnfuse.fusion.pattern_rewrites.undoable_rewrite import PatternRewriter, PatternStatistics
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.ops import CASTS, REARRANGES, REPEATS

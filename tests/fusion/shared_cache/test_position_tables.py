@@ -12,7 +12,7 @@ import onnxruntime
 import pytest
 
 import onnx_attnfuse
-from onnx_attnfuse.fusion.shared_cache.counted import LEAST_ROWS
+from onnx_attnfuse.fusion.shared_cache.positions import LEAST_ROWS
 from onnx_attnfuse.verify import decoder_loop
 from tests.support.bundled import BUNDLED
 from tests.support.decoder_loops import Fed, assert_same_at_tokens, buffered, grown, steps

@@ -1,22 +1,29 @@
-"""Decoders with and without a past that an `If` merges, as Optimum does: the one with a past by itself, which takes a prompt too.
+"""A decoder before and after: taken out of two that an `If` merges, and the outcome of sharing its cache, for the report.
 
     If(use_cache_branch) then with_past else without     becomes     with_past
 
-The one without is the other with an empty past, which is not taken for granted: where the cache becomes one buffer, the result is
-run against the source as it is called, a prompt without a past and steps with one (`verify/decoder_loop.py`).
+So Optimum merges decoders with and without a past; the one with a past takes a prompt too. The one without is the other with an
+empty past, which is not taken for granted: where the cache becomes one buffer, the result is run against the source as it is
+called, a prompt without a past and steps with one (`verify/decoder_loop.py`).
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable, Mapping, Sequence
 
 import onnx_ir as ir
 
+from onnx_attnfuse.attention.match.candidates import Candidate
 from onnx_attnfuse.graph.constants import all_nodes, is_standard, subgraphs
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.ops import RESHAPES
-from onnx_attnfuse.verify.decoder_feeds import DecoderBranch
+from onnx_attnfuse.reasons import Reason
+from onnx_attnfuse.report.model import SiteReport
+from onnx_attnfuse.serving.decoder import ServedDecoder
+from onnx_attnfuse.verify.decoder_feeds import DecoderBranch, Loop
 from onnx_attnfuse.verify.input_kinds import kinds
+from onnx_attnfuse.verify.verdict import Verified
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,3 +124,36 @@ def _drop_unread(graph: ir.Graph, flag: ir.Value) -> None:
     for name in [name for name, value in graph.initializers.items() if not value.uses() and not value.is_graph_output()]:
         del graph.initializers[name]
     graph.inputs[:] = [value for value in graph.inputs if value is not flag]
+
+
+@dataclasses.dataclass(frozen=True)
+class SharedCache:
+    """The outcome of sharing the cache of one graph."""
+
+    decoder: ServedDecoder | None = None
+    """The decoder; None: the cache is as it was."""
+    sites: Mapping[ir.Node, SiteReport] = dataclasses.field(default_factory=dict["ir.Node", SiteReport])
+    """The attentions that share the buffer, by the node that each was found at."""
+    candidates: tuple[Candidate, ...] = ()
+    """The attentions that share the buffer as they were found, in order."""
+    reasons: Mapping[str, Reason] = dataclasses.field(default_factory=dict[str, Reason])
+    """Why the caches of others were left, by the names of the attentions."""
+    note: str | None = None
+    """A line on the model."""
+    source: ir.Model | None = None
+    """The graph as it was, where there is a decoder; so is the next."""
+    loop: Loop | None = None
+    """How both are run."""
+    check: Callable[[], Verified | None] | None = None
+    """Judges the decoder as it is by then against its source; raises `Refused` where it differs."""
+    tables: str | None = None
+    """The name of the positions that tables of rotations have rows for; None: there are no tables."""
+
+    def joined(self, others: Sequence[SiteReport]) -> list[SiteReport]:
+        """The reports on all attentions: those that share the buffer, then `others`, with why the cache of each was left."""
+        reasons = [self.reasons.get(site.name) for site in others]
+        others_reported = [
+            site if reason is None else dataclasses.replace(site, reasons=(*site.reasons, reason))
+            for site, reason in zip(others, reasons, strict=True)
+        ]
+        return [*(self.sites[item.node] for item in self.candidates), *others_reported]

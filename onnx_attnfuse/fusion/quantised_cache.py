@@ -20,7 +20,7 @@ import onnx_ir as ir
 
 from onnx_attnfuse.containment import Subject, contained
 from onnx_attnfuse.errors import ModelError, OptionError
-from onnx_attnfuse.fusion.shared_cache.report import SharedCache
+from onnx_attnfuse.fusion.shared_cache.decoder import SharedCache
 from onnx_attnfuse.graph.constants import attribute
 from onnx_attnfuse.graph.dtypes import HALVES
 from onnx_attnfuse.graph.facts import Facts

@@ -1,1 +1,0 @@
-"""Shared caches in fewer bits; enter by `quantise.quantise_cache`."""
