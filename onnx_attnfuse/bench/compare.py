@@ -12,6 +12,7 @@ from typing import Any
 from onnx_attnfuse.bench.contenders import ORIGINAL, Contender
 from onnx_attnfuse.bench.inputs import Sample
 from onnx_attnfuse.bench.process import Child, ChildError
+from onnx_attnfuse.verify.subprocess_runner import Worker
 
 ROUNDS = 5
 _WARM = 3
@@ -68,7 +69,7 @@ def run(
     times: dict[str, list[list[float]]] = {}
     memory: dict[str, float | None] = {}
     with contextlib.ExitStack() as stack:
-        alive: dict[str, Child] = {}
+        alive: dict[str, Worker] = {}
         for item in contenders:
             if item.path is None:
                 continue
@@ -101,7 +102,7 @@ def run(
     return figures([item.name for item in contenders], times, memory, failed, sample)
 
 
-def _timed(child: Child, runs: int, seconds: float) -> list[float] | str:
+def _timed(child: Worker, runs: int, seconds: float) -> list[float] | str:
     """The times of some runs, or why there are none."""
     try:
         return child.ask(runs, seconds)["ms"]

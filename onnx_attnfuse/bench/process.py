@@ -8,7 +8,6 @@ with Child(task) as child:
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import TracebackType
 from typing import Any
 
 from onnx_attnfuse.kernels.providers import FALLBACK, provider
@@ -17,42 +16,28 @@ from onnx_attnfuse.verify.subprocess_runner import ProcessDied, Worker
 _MODULE = "onnx_attnfuse.bench.worker"
 
 
-class ChildError(Exception):
-    """The process did not do what it was asked to; the message says why, in a line."""
+ChildError = ProcessDied
+"""The process did not do what it was asked to; the message says why, in a line."""
 
 
-class Child:
+class Child(Worker):
     """A process with one model, as `onnx_attnfuse.bench.worker` has it."""
 
     def __init__(self, task: Mapping[str, Any], environment: Mapping[str, str] | None = None) -> None:
         """A process for a task, its `ep` the name of an execution provider; `environment` as for `Worker`."""
+        super().__init__(["-m", _MODULE], environment=environment)
         self._task = {**task, "ep": _described(task["ep"])} if "ep" in task else dict(task)
-        self._worker = Worker(["-m", _MODULE], environment=environment)
 
-    def __enter__(self) -> Child:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._worker.end()
-
-    def ask(self, runs: int | None, seconds: float) -> dict[str, Any]:
-        """The next answer: to the task if `runs` is None, else to so many runs.
+    def ask(self, question: object, seconds: float | None = None) -> Any:
+        """The next answer: to the task if `question` is None, else to so many runs.
 
         Raises:
             ChildError: It failed, or took longer than `seconds`.
         """
-        try:
-            answer: dict[str, Any] = self._worker.ask(self._task if runs is None else runs, seconds)
-        except ProcessDied as died:
-            raise ChildError(str(died)) from died
+        answer = super().ask(self._task if question is None else question, seconds)
         if "error" in answer:
             raise ChildError(answer["error"])
         return answer
-
-    @property
-    def printed(self) -> str:
-        """ONNX Runtime's output, once the process is ended."""
-        return self._worker.printed
 
 
 def _described(ep: str) -> dict[str, Any]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from onnx_attnfuse.certify.terms import MASKLIKE, NINF, Number, Term, ite, number, polynomial
-from onnx_attnfuse.thresholds import ABSORBS, LOWEST_FLOAT32, ORDINARY
+from onnx_attnfuse.graph.dtypes import integers
+from onnx_attnfuse.thresholds import ABSORBS, ORDINARY
 
-LOWEST = {ir.DataType.FLOAT: LOWEST_FLOAT32, ir.DataType.FLOAT16: -65504.0, ir.DataType.BFLOAT16: -3.3895313892515355e38}
 _BEYOND = {ir.DataType.FLOAT: -3.4028235677973366e38, ir.DataType.FLOAT16: -65520.0, ir.DataType.BFLOAT16: -3.3961775292304601e38}
 """Numbers from here down are rounded to minus infinity."""
 _WIDE = frozenset([ir.DataType.INT64, ir.DataType.INT32])
@@ -97,6 +97,5 @@ def fitting(term: Term, dtype: ir.DataType) -> Term:
         return ite(term.args[0], fitting(term.args[1], dtype), fitting(term.args[2], dtype))
     if term.op != "const":
         raise ArithmeticError(f"an integer that may not fit into {dtype}")
-    bits, signed = int(dtype.bitwidth), dtype.is_signed()
-    lowest = -(1 << (bits - 1)) if signed else 0
-    return number((int(term.data) - lowest) % (1 << bits) + lowest)
+    lowest, most = integers(dtype)
+    return number((int(term.data) - lowest) % (most - lowest + 1) + lowest)

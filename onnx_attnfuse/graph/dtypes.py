@@ -31,6 +31,12 @@ def widened(dtype: ir.DataType) -> ir.DataType:
     return ir.DataType.FLOAT if dtype in HALVES else dtype
 
 
+def integers(dtype: ir.DataType) -> tuple[int, int]:
+    """The lowest and the largest number of an integer type."""
+    bits = int(dtype.bitwidth)
+    return (-(1 << (bits - 1)), (1 << (bits - 1)) - 1) if dtype.is_signed() else (0, (1 << bits) - 1)
+
+
 def largest(dtype: ir.DataType) -> float:
     """The largest finite number of a float type."""
     return float(cast("float", ml_dtypes.finfo(dtype.numpy()).max))

@@ -29,6 +29,10 @@ from onnx_attnfuse.language.normal_form import kind_of, variants
 _FLOAT, _BOOL = ir.DataType.FLOAT, ir.DataType.BOOL
 _FRONT = (terms.size("batch", positive=True), terms.size("heads", positive=True))
 _LOGICAL = frozenset(["And", "Or", "Not"])
+_LETTERS = {
+    "MatMul": "ik ij jk", "T": "ji ij", "ReduceSum": "i1 ij", "ReduceMax": "i1 ij", "ReduceMean": "i1 ij", "Concat": "ij ik il",
+}  # fmt: skip
+"""The rows and columns of the result and of each operand of operators by letters that are equal where they are; 1 is 1."""
 _ALIKE = frozenset("Add Sub Mul Div Pow Min Max Less LessOrEqual Greater GreaterOrEqual Equal And Or Where".split())
 
 
@@ -116,26 +120,14 @@ class _Shapes:
                 self._join((_key(item), 1), (None, 0))
         for place, part in enumerate(item.args):
             self._read(part, truth=item.op in _LOGICAL or (item.op == "Where" and place == 0))
-        own = _key(item)
-        if item.op == "MatMul":
-            left, right = map(_key, item.args)
-            for one, other in (((left, 1), (right, 0)), ((own, 0), (left, 0)), ((own, 1), (right, 1))):
-                self._join(one, other)
-        elif item.op == "T":
-            inner = _key(item.args[0])
-            self._join((own, 0), (inner, 1))
-            self._join((own, 1), (inner, 0))
-        elif item.op in {"ReduceSum", "ReduceMax", "ReduceMean"}:
-            self._join((own, 0), (_key(item.args[0]), 0))
-            self._join((own, 1), (None, 0))
-        elif item.op == "Concat":
-            self._join((own, 0), (_key(item.args[0]), 0))
-            self._join((own, 0), (_key(item.args[1]), 0))
-        elif item.op in _ALIKE:
-            self._alike(item, own)
-        elif item.args:
-            for axis in (0, 1):
-                self._join((own, axis), (_key(item.args[0]), axis))
+        if item.op in _ALIKE:
+            self._alike(item, _key(item))
+            return
+        lengths: dict[str, tuple[object, int]] = {"1": (None, 0)}
+        letters = _LETTERS.get(item.op, "ij ij").split() if item.args else []
+        for part, axes in zip((item, *item.args), letters, strict=False):
+            for axis, letter in enumerate(axes):
+                self._join(lengths.setdefault(letter, (_key(part), axis)), (_key(part), axis))
 
     def _alike(self, item: Tensor, own: object) -> None:
         for axis in (0, 1):

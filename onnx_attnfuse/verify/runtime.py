@@ -28,6 +28,7 @@ from onnx_attnfuse.graph.sizes import Size
 from onnx_attnfuse.kernels.operators import find, info_of
 from onnx_attnfuse.verify import child, subprocess_runner
 from onnx_attnfuse.verify.inputs import Array
+from onnx_attnfuse.verify.subprocess_runner import RuntimeRefusal
 
 if TYPE_CHECKING:
     from onnx_attnfuse.verify.references import Operator
@@ -48,10 +49,6 @@ OLDEST = (1, 28)
 
 Before it Attention of ai.onnx computes other rows without a key, before 1.24 GroupQueryAttention with a window other windows.
 """
-
-
-class RuntimeRefusal(Exception):
-    """A model could not be loaded or run; the message is the runtime's."""
 
 
 def available() -> bool:
@@ -121,10 +118,7 @@ class PieceSession:
             ProcessDied: It was run apart and ended its process.
         """
         if self.apart:
-            try:
-                return subprocess_runner.run(*self._source, outputs, feeds)
-            except subprocess_runner.ChildRefusal as refusal:
-                raise RuntimeRefusal(str(refusal)) from refusal
+            return subprocess_runner.run(*self._source, outputs, feeds)
         try:
             return cast("list[Array]", self._session.run(None if outputs is None else list(outputs), dict(feeds)))
         except self._errors as error:

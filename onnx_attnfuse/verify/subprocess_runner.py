@@ -26,8 +26,8 @@ class ProcessDied(Exception):
     """The process that ran a model died of it, or had to be ended; the message says how."""
 
 
-class ChildRefusal(Exception):
-    """The child gave an error in place of results; the message is the runtime's."""
+class RuntimeRefusal(Exception):
+    """A model could not be loaded or run; the message is the runtime's."""
 
 
 class Worker:
@@ -125,13 +125,13 @@ def run(
         feeds: The inputs by name.
 
     Raises:
-        ChildRefusal: ONNX Runtime ended with an error.
+        RuntimeRefusal: ONNX Runtime ended with an error.
         ProcessDied: It ended the process, or took too long.
     """
     wanted = None if outputs is None else list(outputs)
     results, complaint = _WORKER.ask((model, None if folder is None else str(folder), wanted, dict(feeds)))
     if complaint is not None:
-        raise ChildRefusal(complaint)
+        raise RuntimeRefusal(complaint)
     return results
 
 

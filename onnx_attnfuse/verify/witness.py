@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
-import onnx
 import onnx_ir as ir
 
 from onnx_attnfuse.certify import terms
@@ -21,8 +20,11 @@ from onnx_attnfuse.certify.claims import Piece, Proof, prove
 from onnx_attnfuse.certify.pairing import Claim, Pair, Side
 from onnx_attnfuse.certify.solvers import Solver
 from onnx_attnfuse.certify.terms import Term, number, substitute, walk
-from onnx_attnfuse.graph.constants import Array, constant_tensor, reads
+from onnx_attnfuse.graph.constants import Array, constant_tensor
+from onnx_attnfuse.graph.uses import sources
 from onnx_attnfuse.verify.runtime import PieceSession, RuntimeRefusal
+from onnx_attnfuse.verify.subgraph import Input, Subgraph
+from onnx_attnfuse.verify.submodel import Submodel
 from onnx_attnfuse.verify.verdict import ErrorBounds, compare
 
 _SECONDS = 10.0
@@ -66,7 +68,7 @@ class _Given:
     """Its name in either piece, None where that does not read it."""
 
 
-def _pieces(pair: Pair, claim: Claim, found: Piece) -> list[tuple[onnx.ModelProto, Sequence[ir.Value]]]:
+def _pieces(pair: Pair, claim: Claim, found: Piece) -> list[tuple[Submodel, Sequence[ir.Value]]]:
     """Both pieces with their inputs. An input of one is not computed by the other: it would be another array."""
     sides, given = ((pair.before, claim.before), (pair.after, claim.after)), set[str]()
 
@@ -74,7 +76,7 @@ def _pieces(pair: Pair, claim: Claim, found: Piece) -> list[tuple[onnx.ModelProt
         return lambda item: found.ends(side, item) or side.identity_of(item) in given
 
     while True:
-        made = [piece(side, value, ends(side)) for side, value in sides]
+        made = [_piece(side, value, ends(side)) for side, value in sides]
         wanted = {side.identity_of(item) for (side, _), (_, items) in zip(sides, made, strict=True) for item in items}
         if wanted <= given:
             return made
@@ -88,16 +90,16 @@ class _Runner:
         claim = proof.claim
         found = Piece(pair, claim, level)
         (before, first), (after, second) = _pieces(pair, claim, found)
-        self.sessions = [PieceSession(before.SerializeToString())]
+        self.sessions = [PieceSession(before.proto.SerializeToString())]
         with contextlib.suppress(RuntimeRefusal):  # ONNX Runtime takes the piece after for no model, which is a difference
-            self.sessions.append(PieceSession(after.SerializeToString()))
+            self.sessions.append(PieceSession(after.proto.SerializeToString()))
         self.inputs: list[_Given] = []
         names: dict[str, list[str | None]] = {}
         originals: dict[str, ir.Value] = {}
-        for place, (side, given) in enumerate(((pair.before, first), (pair.after, second))):
-            for item in given:
+        for place, (side, model, given) in enumerate(((pair.before, before, first), (pair.after, after, second))):
+            for item, slot in zip(given, model.slots, strict=True):
                 identity = side.identity_of(item)
-                names.setdefault(identity, [None, None])[place] = item.name
+                names.setdefault(identity, [None, None])[place] = slot.name
                 originals.setdefault(identity, item)
         for identity, both in names.items():
             array = found.given(pair.before if both[0] is not None else pair.after, originals[identity])
@@ -222,55 +224,39 @@ def refute(pair: Pair, proof: Proof, solver: Solver | None = None, seconds: floa
     return refused
 
 
-def piece(side: Side, result: ir.Value, ends: Callable[[ir.Value], bool]) -> tuple[onnx.ModelProto, Sequence[ir.Value]]:
+def _piece(side: Side, result: ir.Value, ends: Callable[[ir.Value], bool]) -> tuple[Submodel, Sequence[ir.Value]]:
     """The model that computes `result`, and the values that are its inputs.
 
     Args:
         side: The model that it is a part of.
         result: The value that it computes.
         ends: Whether it is given a value.
+
+    Raises:
+        RuntimeRefusal: The shape or the type of an input is unknown.
     """
-    nodes: dict[ir.Node, None] = {}
-    given: dict[ir.Value, None] = {}
-    constants: dict[ir.Value, None] = {}
-    pending: list[tuple[ir.Value, bool]] = [(result, False)]
-    done: set[ir.Value] = set()
-    while pending:
-        value, ready = pending.pop()
+    facts, graph, constants, given = side.scope.facts, side.scope.graph, list[ir.Value](), list[Input]()
+    made = set[ir.Node | None]()
+
+    def is_constant(value: ir.Value) -> bool:
         node = value.producer()
-        if ready and node is not None:
-            nodes[node] = None
+        return constant_tensor(value) is not None and (node is None or node.op_type == "Constant")
+
+    def is_end(value: ir.Value) -> bool:
+        return is_constant(value) or value.producer() is None or (ends(value) and value is not result)
+
+    for value in sources([result], lambda value, _: not is_end(value)):
+        if value.graph is not graph:
             continue
-        if value in done:
-            continue
-        done.add(value)
-        if constant_tensor(value) is not None and (node is None or node.op_type == "Constant"):
-            constants[value] = None
-        elif node is None or (ends(value) and value is not result):
-            given[value] = None
+        dims, dtype = facts.dims(value), facts.dtype(value)
+        if not is_end(value):
+            made.add(value.producer())
+        elif is_constant(value):
+            constants.append(value)
+        elif dims is None or dtype is None:
+            raise RuntimeRefusal(f"the shape or the element type of '{value.name}' is unknown")
         else:
-            pending.append((value, True))
-            pending.extend((item, False) for item in reads(node) if item.graph is node.graph)
-    return _model(side, result, list(nodes), list(given), list(constants)), list(given)
-
-
-def _model(
-    side: Side, result: ir.Value, nodes: Sequence[ir.Node], given: Sequence[ir.Value], constants: Sequence[ir.Value]
-) -> onnx.ModelProto:
-    facts = side.scope.facts
-    inputs: list[onnx.ValueInfoProto] = []
-    for value in given:
-        dtype, dims = facts.dtype(value), facts.dims(value)
-        shape = None if dims is None else [dim if isinstance(dim, int) else None for dim in dims]
-        inputs.append(onnx.helper.make_tensor_value_info(value.name or "", int(dtype or ir.DataType.FLOAT), shape))
-    tensors: list[onnx.TensorProto] = []
-    for value in constants:
-        tensor = constant_tensor(value)
-        assert tensor is not None
-        tensors.append(ir.serde.serialize_tensor(ir.Tensor(tensor.numpy(), dtype=tensor.dtype, name=value.name)))
-    dtype = facts.dtype(result) or ir.DataType.FLOAT
-    output = onnx.helper.make_tensor_value_info(result.name or "", int(dtype), None)
-    graph = onnx.helper.make_graph([ir.serde.serialize_node(node) for node in nodes], "piece", inputs, [output], tensors)
-    opsets = [onnx.helper.make_opsetid(domain, version) for domain, version in side.model.opset_imports.items()]
-    functions = [ir.serde.serialize_function(item) for item in side.model.functions.values()]
-    return onnx.helper.make_model(graph, opset_imports=opsets, functions=functions, ir_version=10)
+            given.append(Input(value, "given", dims, dtype))
+    nodes = tuple(node for node in graph if node in made)
+    subgraph = Subgraph(nodes, tuple(given), tuple(constants), (result,))
+    return Submodel(subgraph, side.model.opset_imports, side.model.functions, widened=False), [item.value for item in given]

@@ -15,7 +15,7 @@ from onnx_attnfuse import ModelError
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.verify import subprocess_runner
 from onnx_attnfuse.verify.equivalence import EquivalenceChecker
-from onnx_attnfuse.verify.runtime import is_dangerous
+from onnx_attnfuse.verify.runtime import RuntimeRefusal, is_dangerous
 from onnx_attnfuse.verify.shape_solver import Values
 from onnx_attnfuse_cli.main import main
 from tests.support.small_models import parsed, written
@@ -158,7 +158,7 @@ def test_a_model_that_does_not_end_is_ended(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_an_error_of_the_runtime_in_the_child_is_an_error_here() -> None:
-    with pytest.raises(subprocess_runner.ChildRefusal, match="Required inputs"):
+    with pytest.raises(RuntimeRefusal, match="Required inputs"):
         subprocess_runner.run(parsed(LOOP).SerializeToString(), None, None, {})
 
 

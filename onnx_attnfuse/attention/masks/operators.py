@@ -18,19 +18,12 @@ from onnx_attnfuse.certify import arithmetic, terms
 from onnx_attnfuse.certify.arrays import Unsupported, sort_of
 from onnx_attnfuse.certify.interned import make_shared
 from onnx_attnfuse.certify.terms import Term, ite, negate, number, polynomial, to_real
-from onnx_attnfuse.graph.dtypes import FLOATS, HALVES, WHOLE_TO
+from onnx_attnfuse.graph.dtypes import FLOATS, HALVES, WHOLE_TO, integers
 
 INF = make_shared("inf", "Real")
 _ZERO, _ONE = make_shared("const", "Real", Fraction(0)), make_shared("const", "Real", Fraction(1))
-_NARROW = {
-    ir.DataType.INT8: (-(1 << 7), (1 << 7) - 1),
-    ir.DataType.UINT8: (0, (1 << 8) - 1),
-    ir.DataType.INT16: (-(1 << 15), (1 << 15) - 1),
-    ir.DataType.UINT16: (0, (1 << 16) - 1),
-    ir.DataType.UINT32: (0, (1 << 32) - 1),
-    ir.DataType.UINT64: (0, (1 << 64) - 1),
-}
-"""Integer types that wrap around at numbers which positions and their differences may reach."""
+_WIDE = frozenset([ir.DataType.INT64, ir.DataType.INT32])
+"""Integer types that do not wrap around at numbers which positions and their differences may reach."""
 NUMBERS: dict[str, Callable[..., Any]] = {
     "Add": np.add, "Div": np.divide, "Max": np.maximum, "Min": np.minimum, "Mul": np.multiply, "Sub": np.subtract,
 }  # fmt: skip
@@ -163,9 +156,10 @@ def fits(term: Term, dtype: ir.DataType) -> bool:
     if term.op == "ite":
         return all(fits(part, dtype) for part in branches(term))
     form = term.args[0] if term.op == "real" else term
-    if form.sort != "Int" or form.op in {"element", "apply"} or (dtype not in _NARROW and dtype not in HALVES):
+    is_narrow = dtype in HALVES or (dtype.is_integer() and dtype not in _WIDE)
+    if form.sort != "Int" or form.op in {"element", "apply"} or not is_narrow:
         return True
-    least, most = _NARROW[dtype] if dtype in _NARROW else (-WHOLE_TO[dtype], WHOLE_TO[dtype])
+    least, most = (-WHOLE_TO[dtype], WHOLE_TO[dtype]) if dtype in HALVES else integers(dtype)
     return all(arithmetic.is_nonnegative(terms.subtract(*gap)) for gap in ((form, number(least)), (number(most), form)))
 
 
