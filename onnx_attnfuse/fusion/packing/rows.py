@@ -1,7 +1,9 @@
 """Packing by operators of the standard: only rows that are kept go through products, norms and MLPs.
 
-Kept are tokens, all of an entry that has none, and the first position where it is read. Attentions get rows by a Gather and stay
-as they are, so any mask, bias and window is possible. An output that depends on no row of padding is equal for every batch.
+Kept are tokens, all of an entry that has none, and the first position where it is read. If a mask forbids more than padding, a
+first position that is padding may see no key, and its result is of all rows, so its whole entry is kept. Attentions get rows by a
+Gather and stay as they are, so any mask, bias and window is possible. An output that depends on no row of padding is equal for
+every batch.
 """
 
 from __future__ import annotations
@@ -132,12 +134,14 @@ class RowsPacker(Packer):
             raise Refused(reached.output.code, reached.output.message, reached.output.node)
         if reached.output is not None and "padded-rows-unused" not in self._plan_context.taken.names:
             raise Refused("not-assumed", f"{reached.output.message}, which padded-rows-unused would allow")
-        build = self._context.builder
-        anywhere = build.reduce("ReduceMax", build.cast(padding.keep, ir.DataType.INT32), [1])
-        keep = build.logical("Or", [padding.keep, build.elementwise("Not", [build.cast(anywhere, _TRUTH)])])
-        if reached.takes_first:
-            if any(len(_paddings(site.meaning)) < len(site.meaning.predicates) for site in region.sites):
-                raise Refused("not-padding-only", "the first position is read, which may see no key where it is padding")
+        build, meanings = self._context.builder, [site.meaning for site in region.sites]
+        by_first = reached.takes_first and any(len(_paddings(item)) < len(item.predicates) for item in meanings)
+        if by_first:
+            sees = build.slice(padding.keep, 1, 0, 1)
+        else:
+            sees = build.cast(build.reduce("ReduceMax", build.cast(padding.keep, ir.DataType.INT32), [1]), _TRUTH)
+        keep = build.logical("Or", [padding.keep, build.elementwise("Not", [sees])])
+        if reached.takes_first and not by_first:
             keep = build.logical("Or", [keep, self._first(region)])
         form = RowsForm(region, build, keep, self._room)
         form.changes_padding = reached.output is not None

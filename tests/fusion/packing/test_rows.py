@@ -73,6 +73,8 @@ def _assert_equal(model: onnx.ModelProto, result: onnx_attnfuse.Result) -> None:
     [
         (_FIRST, PADDING),
         (_FIRST, SLOPED),
+        (_FIRST, _WINDOW),
+        (_FIRST, CAUSAL),
         (_BY_MASK, PADDING),
         (_BY_MASK, _WINDOW),
         (_BY_MASK, CAUSAL),
@@ -97,7 +99,7 @@ def test_where_no_output_depends_on_padding_it_is_removed_by_default(end: str, b
         (_PLAIN, PADDING, "", "sum{i}"),
         (_OTHERS, PADDING, "", "sum{i}"),
         (_UNEVEN, PADDING, "", "sum{i}"),
-        (_FIRST, _WINDOW, "", "sum{i}"),
+        (_FIRST, _OFF, "", "sum{i}"),
         (_BY_MASK, _OFF, "", "sum{i}"),
         (_BY_MASK, "bias = Identity(open)", "", "sum{i}"),
         (_BY_MASK, PADDING, CONVOLVED, "other{i}"),
@@ -127,8 +129,8 @@ def test_hidden_states_are_packed_only_on_request() -> None:
 
 
 def test_a_refusal_of_what_was_asked_for_is_reported() -> None:
-    result = _optimized(_pooled(_FIRST, _WINDOW), "packed")
-    assert any(note.startswith("padding stays: the first position") for note in result.report.notes)
+    result = _optimized(_pooled(_FIRST, _OFF), "packed")
+    assert any(note.startswith("padding stays: the mask is ") for note in result.report.notes)
     assert result.report.fused == 2
 
 
