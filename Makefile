@@ -111,7 +111,7 @@ gallery: .venv/models  ## A page for each of twenty architectures, with a list, 
 	$(BIN)/python -m models.export --out build/architectures --only "$$(printf '%s__dyn18__eager,' $(ARCHITECTURES))"
 	$(BIN)/attnfuse optimize build/architectures --dry-run --ep cpu --report build/gallery
 
-drift:  ## The zoo's small recipes and the bundled models over versions of onnx, onnxruntime, onnxscript and transformers, each in an environment of its own, into benchmarks/results; hours.
+drift:  ## The zoo's small recipes and the bundled models over versions of onnx, onnxruntime, onnxscript and transformers, each in an environment of its own, into benchmarks/results; an hour.
 	$(PYTHON) -m benchmarks.drift --to benchmarks/results/drift.md
 
 fuzz: .venv/dev  ## N generated graphs, each held against itself fused; SEED, JOBS, VERIFY=sites|none|both, EP.

@@ -175,7 +175,8 @@ class Drift:
             self.unmade.append(f"{', '.join(packages)}: {failure}")
             return ""
         options = self._options
-        wanted = ["--out", folder, "--only", options.only, "--exporters", options.exporters, "--jobs", str(options.jobs)]
+        wanted = ["--out", folder, "--only", options.only, "--exporters", options.exporters]
+        wanted += ["--every", str(options.every), "--jobs", str(options.jobs)]
         done = environment.run("-m", "models.export", *wanted)
         versions = environment.versions()
         log = folder / "exports.jsonl"
@@ -227,6 +228,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--newest", action="store_true", help="one row, with the newest of everything")
     parser.add_argument("--only", default=FAMILIES, help="families of the zoo, with commas")
     parser.add_argument("--exporters", default=EXPORTERS, help="dyn or ts with an opset each, with commas")
+    parser.add_argument("--every", type=int, default=5, help="make the first of every so many exports; 1 takes hours")
     parser.add_argument(
         "--folder", type=pathlib.Path, default=pathlib.Path("build", "drift"), help="for environments and exports"
     )

@@ -166,11 +166,12 @@ def main(arguments: list[str] | None = None) -> int:
     target.add_argument("--bundled", action="store_true", help="make models/bundled again")
     parser.add_argument("--only", default="", help="families or export names, with commas")
     parser.add_argument("--exporters", default=",".join(EXPORTERS), help="dyn or ts with an opset each, with commas")
+    parser.add_argument("--every", type=int, default=1, help="make the first of every so many of these")
     parser.add_argument("--jobs", type=int, default=2, help="exports at a time")
     parser.add_argument("--timeout", type=float, default=300, help="seconds for one export")
     options = parser.parse_args(arguments)
     only = bundle.NAMES if options.bundled else tuple(filter(None, options.only.split(",")))
-    wanted = list(jobs(only, options.exporters.split(",")))
+    wanted = list(jobs(only, options.exporters.split(",")))[:: options.every]
     if not wanted:
         parser.error(f"nothing is called {options.only}")
     started = time.perf_counter()
