@@ -17,6 +17,7 @@ from onnx_attnfuse.errors import InternalError, ModelError
 from onnx_attnfuse.graph.ops import STANDARD, plain_domain
 
 _ASK = "export the model again or report it to the tool that wrote it"
+_EXPORT = "export with the default opset of the exporter, or a later one"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,16 +48,18 @@ def check(model: onnx.ModelProto, where: str) -> OutOfOrder | None:
         raise ModelError(f"{where} defines two functions of one name; {_ASK}")
     _check_calls(model, where)
     found = _GraphCheck(where, opsets, functions).run(model.graph, outer=None)
+    _check_versions(model.graph.node, opsets.get("", 0), functions, where)
     for function in model.functions:
-        body = _as_graph(function)
-        found = _GraphCheck(where, _opsets(function.opset_import) or opsets, functions).run(body, outer=None) or found
+        body, own = _as_graph(function), _opsets(function.opset_import) or opsets
+        found = _GraphCheck(where, own, functions).run(body, outer=None) or found
+        _check_versions(function.node, own.get("", 0), functions, where)
     return found
 
 
 def check_written(model: onnx.ModelProto) -> None:
     """Check a model that was made here before it counts as a result.
 
-    Besides the requirements of `check`: nodes are in order, and each operator of the standard is in the opset.
+    Besides the requirements of `check`, nodes are in order.
 
     Args:
         model: The model; weights may be left out of it, but not their names.
@@ -70,19 +73,14 @@ def check_written(model: onnx.ModelProto) -> None:
         raise InternalError(str(error)) from error
     if found is not None:
         raise InternalError(f"the result: {found.node} reads {found.value!r} before it is computed")
-    opsets = _opsets(model.opset_import)
-    own = {(function.domain, function.name) for function in model.functions}
-    _check_versions(model.graph.node, opsets, own)
-    for function in model.functions:
-        _check_versions(function.node, _opsets(function.opset_import) or opsets, own)
 
 
-def _check_versions(nodes: Iterable[onnx.NodeProto], opsets: Mapping[str, int], own: Collection[tuple[str, str]]) -> None:
-    version = opsets.get("", 0)
+def _check_versions(nodes: Iterable[onnx.NodeProto], version: int, own: Collection[tuple[str, str]], where: str) -> None:
+    """Refuse operators of the standard that its imported version lacks, as exporters leave them that cannot convert a model."""
     for node in _nodes(nodes):
         is_standard = plain_domain(node.domain) == "" and (node.domain, node.op_type) not in own and onnx.defs.has(node.op_type)
         if is_standard and not onnx.defs.has(node.op_type, version, ""):
-            raise InternalError(f"the result: {_label(node)} is not in opset {version}")
+            raise ModelError(f"{where}: {_label(node)} is not in opset {version}, which is imported; {_EXPORT}")
 
 
 def _check_header(model: onnx.ModelProto, where: str) -> None:

@@ -8,8 +8,8 @@ import onnx
 import onnx.parser
 import pytest
 
-from onnx_attnfuse.errors import InternalError
-from onnx_attnfuse.graph.validity import check_written
+from onnx_attnfuse.errors import InternalError, ModelError
+from onnx_attnfuse.graph.validity import check, check_written
 
 _TEXT = """<ir_version: 10, opset_import: ["" : 23, "com.microsoft" : 1, "own" : 1]>
 g (float[b,s,4] x, bool flag) => (float[b,s,4] y) <float[4] w = {1, 2, 3, 4}> {
@@ -76,3 +76,14 @@ def test_a_model_that_would_not_load_is_none(harm: Callable[[onnx.ModelProto], N
     harm(model)
     with pytest.raises(InternalError, match=what):
         check_written(model)
+
+
+def test_a_source_whose_exporter_could_not_convert_it_is_the_user_s() -> None:
+    """torch leaves Attention in a model of opset 18 when it is asked for an opset that it cannot convert to."""
+    model = onnx.parser.parse_model(_TEXT)
+    assert check(model, "model.onnx") is None
+    _lowered_opset(model)
+    with pytest.raises(
+        ModelError, match=r"^model\.onnx: the Attention of 'unused' is not in opset 18, which is imported; export"
+    ):
+        check(model, "model.onnx")
