@@ -20,8 +20,9 @@ from onnx_attnfuse.kernels.operators import by_key
 from onnx_attnfuse.kernels.support import supported
 from onnx_attnfuse.mixers.candidates import Mixer, MixerKind, find_mixers
 from onnx_attnfuse.mixers.convolutions import fused_convolution
+from onnx_attnfuse.mixers.loops import fused_loop
 from onnx_attnfuse.mixers.recurrences import fused_step
-from onnx_attnfuse.mixers.rewrite import Replacement, proved
+from onnx_attnfuse.mixers.rewrite import Replacement
 from onnx_attnfuse.reasons import Reason, Refused
 from onnx_attnfuse.report.model import MixerReport
 from onnx_attnfuse.rewriting import GraphContext
@@ -36,13 +37,9 @@ _LEFT: Mapping[MixerKind, Reason] = {
 _FUSED_BY: Mapping[MixerKind, Callable[[Mixer, Builder], Replacement]] = {
     "causal convolution": fused_convolution,
     "recurrence": fused_step,
+    "recurrence in a loop": fused_loop,
 }
 _FUSING = Subject("fusing a sequence mixer")
-
-
-def found_in(scope: Scope, main: ir.Graph) -> list[MixerReport]:
-    """The report on each mixer of a graph as it is; one in the body of a loop is reported with the loop."""
-    return [_left(item, scope, _LEFT[item.kind]) for item in _own(scope, main)]
 
 
 def fuse_mixers(graph: GraphContext, provider: ExecutionProvider, runtime: tuple[int, int] | None) -> list[MixerReport]:
@@ -80,16 +77,16 @@ def _proved(
         Refused: There is none, or no kernel for it, or it could not be shown equal.
     """
     build = _FUSED_BY.get(item.kind)
-    if build is None or item.state is None:
+    if build is None:
         raise Refused(_LEFT[item.kind].code, _LEFT[item.kind].message)
     done = build(item, graph.builder)
     info, known = by_key()[done.operator], supported(done.operator, provider)
     if runtime is not None and runtime < info.runtime:
         raise Refused("no-kernel-for-device", f"{done.operator} needs ONNX Runtime {'.'.join(map(str, info.runtime))}")
-    dtype = graph.scope.facts.dtype(item.state)
+    dtype = graph.scope.facts.dtype(done.pairs[0][0])
     if dtype not in known.written:
         raise Refused("no-kernel-for-type", f"{done.operator} is not written on {provider.name} for this type")
-    ends = proved(done.pairs, done.ends, graph.scope.facts)
+    ends = done.proof(graph.scope.facts)
     if ends is None:
         raise Refused("mixer-unequal", f"{done.operator} could not be proved to compute the same")
     return done, ends

@@ -72,14 +72,14 @@ def _loops(graph: ir.Graph, facts: Facts) -> Iterator[Mixer]:
             carried = list(body.inputs)[first : first + count]
             results = list(body.outputs)[1 if first else 0 :]
             states = _updates(body, facts)
-            if any(states.get(_through(result)) is state for state, result in zip(carried, results, strict=False)):
+            if any(states.get(through(result)) is state for state, result in zip(carried, results, strict=False)):
                 yield Mixer("recurrence in a loop", node)
 
 
 def _recurrences(graph: ir.Graph, facts: Facts) -> Iterator[Mixer]:
     """Sums with an outer product: of an input that becomes an output, or the last of several."""
     states = _updates(graph, facts)
-    inner, outputs = set(states.values()), {_through(value) for value in graph.outputs}
+    inner, outputs = set(states.values()), {through(value) for value in graph.outputs}
     for value, state in states.items():
         node, dims = value.producer(), facts.dims(value)
         if node is None or dims is None or len(dims) < _LEAST_RANK or facts.dtype(value) not in FLOATS or value in inner:
@@ -97,11 +97,11 @@ def _updates(graph: ir.Graph, facts: Facts) -> dict[ir.Value, ir.Value]:
         if not is_standard(node, "Add"):
             continue
         for kept, added in (node.inputs, node.inputs[::-1]):
-            if kept is None or added is None or not _is_outer(_through(added), facts):
+            if kept is None or added is None or not _is_outer(through(added), facts):
                 continue
-            faded = _through(kept).producer()
+            faded = through(kept).producer()
             items = faded.inputs if is_standard(faded, "Mul") else [kept]
-            begins = [state for state in map(_through, filter(None, items)) if _begins(state, found, facts)]
+            begins = [state for state in map(through, filter(None, items)) if _begins(state, found, facts)]
             if begins:
                 found[node.outputs[0]] = begins[0]
     return found
@@ -119,7 +119,7 @@ def _is_outer(value: ir.Value, facts: Facts) -> bool:
         return (_dims(node.inputs[0], facts) or (0,))[-1] == 1
     if not is_standard(node, "Mul") or dims is None:
         return False
-    operands = [_through(item) for item in node.inputs if item is not None]
+    operands = [through(item) for item in node.inputs if item is not None]
     shapes = [_dims(item, facts) for item in operands]
     ones = [
         {axis for axis, dim in enumerate(shape) if dim == 1 and dims[axis] != 1}
@@ -136,7 +136,7 @@ def _dims(value: ir.Value, facts: Facts) -> Sequence[object] | None:
     return facts.dims(value) or (None if value.shape is None else list(value.shape))
 
 
-def _through(value: ir.Value) -> ir.Value:
+def through(value: ir.Value) -> ir.Value:
     """A value before what leaves it as it is."""
     node = value.producer()
     while is_standard(node, "Identity", "Cast") and node.inputs[0] is not None:
@@ -187,7 +187,7 @@ def _convolutions(graph: ir.Graph, facts: Facts) -> Iterator[Mixer]:
         weight = facts.dims(node.inputs[1])
         if weight is None or len(weight) != _LEAST_RANK or weight[1] != 1 or attribute(node, "group", 1) != weight[0]:
             continue
-        size, before = weight[2], _through(node.inputs[0]).producer()
+        size, before = weight[2], through(node.inputs[0]).producer()
         if not isinstance(size, int) or size == 1:
             continue
         seen = (size - 1) * attribute(node, "dilations", [1])[0]

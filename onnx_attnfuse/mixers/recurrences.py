@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
+from typing import Any
 
 import onnx_ir as ir
 
@@ -20,17 +21,18 @@ from onnx_attnfuse.certify.execution import UNKNOWN
 from onnx_attnfuse.certify.interned import aside
 from onnx_attnfuse.certify.terms import ZERO, Term, free, polynomial, walk
 from onnx_attnfuse.graph.build import Builder, dims_of
-from onnx_attnfuse.graph.facts import Facts
-from onnx_attnfuse.graph.ops import CONTRIB, REARRANGES, REPEATS, is_standard
+from onnx_attnfuse.graph.dtypes import FLOATS
+from onnx_attnfuse.graph.ops import ASKS_SHAPE, CONTRIB, REARRANGES, REPEATS, SLICES, is_standard
 from onnx_attnfuse.graph.sizes import Dim
 from onnx_attnfuse.mixers.candidates import Mixer
-from onnx_attnfuse.mixers.rewrite import Reading, Replacement, in_order, is_heavy, narrowed, ungrouped, with_state
+from onnx_attnfuse.mixers.rewrite import Ends, Reading, Replacement, Turn, in_order, is_heavy, narrowed, ungrouped, with_state
 from onnx_attnfuse.reasons import Refused
 
 OPERATOR = "LinearAttention"
 _BATCH, _HEAD, _KEY, _VALUE = range(4)
+_TURNED = (0, 1, 3, 2)
 _MOST_OPENED = 32
-_OPENED = REARRANGES | REPEATS | {"Exp", "Mul", "Gather"}
+_OPENED = REARRANGES | REPEATS | SLICES | {"Exp", "Mul", "Gather"}
 """Operators that are executed where what they give is not yet a product of what varies along one axis each."""
 
 
@@ -55,40 +57,88 @@ class _Read:
     """Which of the last two axes of the state the keys are along."""
 
 
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """One token of a recurrence, as inputs and attributes of the operator."""
+
+    inputs: tuple[ir.Value | None, ...]
+    """Query, key and value, (b, 1, heads * size), then the decay and the rate where there is one."""
+    settings: Mapping[str, Any]
+    dims: tuple[Dim, ...]
+    """The shape of the operator's state, (b, n, k, v)."""
+    is_transposed: bool
+    """Whether the mixer's state is (b, n, v, k)."""
+    result: ir.Value
+    """What the token's query reads."""
+
+    def write(
+        self, inputs: Sequence[ir.Value | None], past: ir.Value, length: Dim, builder: Builder
+    ) -> tuple[ir.Value, ir.Value]:
+        """The operator on inputs of some tokens: its result, (b, length, n * v), and the mixer's state after them."""
+        (batch, heads, _, size), dtype = self.dims, builder.facts.dtype(past)
+        assert isinstance(heads, int)
+        before = builder.transpose(past, _TURNED) if self.is_transposed else past
+        given = [*inputs[:3], before, *inputs[3:]]
+        dims = (batch, length, heads * size)
+        out = builder.node(OPERATOR, given, self.settings, domain=CONTRIB, dims=dims, dtype=dtype, outputs=2)
+        now = with_state(builder, out, self.dims)
+        return out, builder.transpose(now, _TURNED) if self.is_transposed else now
+
+
 def fused_step(mixer: Mixer, builder: Builder) -> Replacement:
     """The operator for one step of a recurrence.
 
     Raises:
         Refused: It is none that the operator has, as far as it can be read.
     """
-    state, present, facts = mixer.state, mixer.node.outputs[0], builder.facts
-    dims = facts.dims(present)
-    if state is None or dims is None or len(dims) != 4 or not all(isinstance(dim, int) for dim in dims[1:]):
+    state, present = mixer.state, mixer.node.outputs[0]
+    if state is None:
+        raise _left("it has no state")
+    step = read_step(state, present, builder)
+    out, now = step.write(step.inputs, state, 1, builder)
+    result, below = builder.reshape(out, dims_of(builder, step.result)), dependents(state)
+    return Replacement(OPERATOR, ((present, now), (step.result, result)), lambda item: item not in below and is_heavy(item))
+
+
+def read_step(state: ir.Value, present: ir.Value, builder: Builder, turn: Turn | None = None) -> Step:
+    """The operator's inputs for one token.
+
+    Args:
+        state: The state before it.
+        present: The state after it.
+        builder: Builds the inputs.
+        turn: The turn of the loop that computes the token.
+
+    Raises:
+        Refused: The update is none that the operator has, as far as it can be read.
+    """
+    dims = builder.facts.dims(present)
+    if dims is None or len(dims) != 4 or not all(isinstance(dim, int) for dim in dims[1:]):
         raise _left("the state is no matrix of known size for each head")
-    below = _below(state)
+    below = dependents(state)
     with aside():
-        read = next(_reads(present, below, facts), None)
+        read = next(_reads(present, below, builder, turn), None)
         if read is None:
             raise _left("nothing reads the state by a query of one token")
-        decay, added, is_delta = _update(state, present, below, read.key_axis, facts)
-    return _built((state, present), read, (decay, added, is_delta), builder)
+        update = _update(state, present, below, read.key_axis, builder, turn)
+    return _step(present, read, update, builder)
 
 
 def _left(why: str) -> Refused:
     return Refused("mixer-step", f"a step of a recurrence is left: {why}")
 
 
-def _below(state: ir.Value) -> set[ir.Value]:
-    """The values that depend on a state."""
-    found, pending = {state}, [state]
-    for value in pending:
-        for user, _ in value.uses():
-            pending += [item for item in user.outputs if item not in found]
+def dependents(value: ir.Value) -> set[ir.Value]:
+    """A value and all that depend on its elements."""
+    found, pending = {value}, [value]
+    for item in pending:
+        for user in (user for user, _ in item.uses() if not is_standard(user, *ASKS_SHAPE)):
+            pending += [output for output in user.outputs if output not in found]
             found.update(user.outputs)
     return found
 
 
-def _reads(present: ir.Value, below: set[ir.Value], facts: Facts) -> Iterator[_Read]:
+def _reads(present: ir.Value, below: set[ir.Value], builder: Builder, turn: Turn | None) -> Iterator[_Read]:
     """The values that are a sum, along the keys, of a state times a query."""
     pending = [present]
     for value in pending:
@@ -96,15 +146,15 @@ def _reads(present: ir.Value, below: set[ir.Value], facts: Facts) -> Iterator[_R
             return
         for user, _ in value.uses():
             pending += [item for item in user.outputs if item not in pending]
-        found = None if value is present else _as_read(value, present, below, facts)
+        found = None if value is present else _as_read(value, present, below, builder, turn)
         if found is not None:
             yield found
 
 
-def _as_read(value: ir.Value, present: ir.Value, below: set[ir.Value], facts: Facts) -> _Read | None:
+def _as_read(value: ir.Value, present: ir.Value, below: set[ir.Value], builder: Builder, turn: Turn | None) -> _Read | None:
     opened = set[ir.Value]()
     for _ in range(_MOST_OPENED):
-        reading = Reading(lambda item: item is present or (item not in below and item not in opened), facts)
+        reading = Reading(_ends(present, below, opened, builder), builder.facts, turn)
         try:
             place, term = reading.element(value)
         except UNKNOWN:
@@ -123,12 +173,18 @@ def _as_read(value: ir.Value, present: ir.Value, below: set[ir.Value], facts: Fa
         read = [kinds.get(item) for item in place if item is not ZERO]
         if read != [kind for kind in (_BATCH, _HEAD, _VALUE) if kind in kinds.values()]:
             return None
-        query = _factor(rest[0], kinds, reading, facts)
+        query = _factor(rest[0], kinds, reading, builder)
         if query is not None:
             return _Read(value, query, float(factor) * float(inner), axis)
         if not _open(rest[0], reading, opened):
             return None
     return None
+
+
+def _ends(state: ir.Value, below: Container[ir.Value], opened: Container[ir.Value], builder: Builder) -> Ends:
+    """Whether a value is a state, or a number that does not depend on it and is not opened; sizes are executed."""
+    facts = builder.facts
+    return lambda item: item is state or (item not in below and item not in opened and facts.dtype(item) in FLOATS)
 
 
 def _kinds(place: Sequence[Term], key_axis: int) -> dict[Term, int]:
@@ -137,10 +193,14 @@ def _kinds(place: Sequence[Term], key_axis: int) -> dict[Term, int]:
     return {item: kind for item, kind in zip(place, order, strict=True) if item is not ZERO}
 
 
-def _factor(atom: Term, kinds: dict[Term, int], reading: Reading, facts: Facts) -> _Factor | None:
-    """An element as that of a value, whose axes are those of a state, or of length 1."""
-    value = reading.value(atom)
-    dims = None if value is None else facts.dims(value)
+def _factor(atom: Term, kinds: dict[Term, int], reading: Reading, builder: Builder) -> _Factor | None:
+    """An element as that of a value, whose axes are those of a state, or of length 1; of all tokens' it is this one's."""
+    value, turn = reading.value(atom), reading.turn
+    if value is not None and turn is not None and turn.term in atom.args:
+        axis = atom.args.index(turn.term)
+        value = builder.node("Gather", [value, turn.number], {"axis": axis})
+        atom = reading.array(value).at(*atom.args[:axis], *atom.args[axis + 1 :])
+    dims = None if value is None else builder.facts.dims(value)
     if value is None or dims is None or len(dims) != len(atom.args):
         return None
     axes = {axis: kinds[item] for axis, item in enumerate(atom.args) if item in kinds}
@@ -164,7 +224,7 @@ def _open(atom: Term, reading: Reading, opened: set[ir.Value]) -> bool:
 
 
 def _update(
-    state: ir.Value, present: ir.Value, below: set[ir.Value], key_axis: int, facts: Facts
+    state: ir.Value, present: ir.Value, below: set[ir.Value], key_axis: int, builder: Builder, turn: Turn | None
 ) -> tuple[_Factor | None, list[_Factor], bool]:
     """The logarithm of the decay, the factors of what a token adds, and whether it takes away what the key retrieves.
 
@@ -173,7 +233,7 @@ def _update(
     """
     opened = set[ir.Value]()
     for _ in range(_MOST_OPENED):
-        reading = Reading(lambda item: item is state or (item not in below and item not in opened), facts)
+        reading = Reading(_ends(state, below, opened, builder), builder.facts, turn)
         try:
             place, term = reading.element(present)
             parts, own = polynomial(term), reading.array(state).at(*place)
@@ -187,9 +247,9 @@ def _update(
         decay, unread = None, [atom for atom in kept[0] if atom.op != "function" or atom.data != "exp"]
         if kept[0] and not unread:
             ((logarithm, factor), *more) = polynomial(kept[0][0].args[0]).items()
-            decay = _factor(logarithm[0], kinds, reading, facts) if len(logarithm) == 1 and factor == 1 and not more else None
+            decay = _factor(logarithm[0], kinds, reading, builder) if len(logarithm) == 1 and factor == 1 and not more else None
             unread = [] if decay is not None else [*logarithm]
-        factors = [_factor(atom, kinds, reading, facts) for atom in added[0]]
+        factors = [_factor(atom, kinds, reading, builder) for atom in added[0]]
         unread += [
             atom
             for atom, item in zip(added[0], factors, strict=True)
@@ -205,10 +265,8 @@ def _update(
     raise _left("it is too deep")
 
 
-def _built(
-    states: tuple[ir.Value, ir.Value], read: _Read, update: tuple[_Factor | None, list[_Factor], bool], builder: Builder
-) -> Replacement:
-    (state, present), (decay, added, is_delta), facts = states, update, builder.facts
+def _step(present: ir.Value, read: _Read, update: tuple[_Factor | None, list[_Factor], bool], builder: Builder) -> Step:
+    decay, added, is_delta = update
     before = dims_of(builder, present)
     batch, heads = before[:2]
     k, v = before[read.key_axis], before[5 - read.key_axis]
@@ -226,30 +284,24 @@ def _built(
         raise _left("keys, values or rates are no factors of their own")
     (query, own), (key, shared) = (_grouped(item, heads, builder) for item in (wanted, keys[0]))
     groups = own if own == shared else heads
-    operands = [
+    inputs: list[ir.Value | None] = [
         builder.reshape(query if groups == own else _laid(wanted, _KEY, builder), (batch, 1, groups * k)),
         builder.reshape(key if groups == shared else _laid(keys[0], _KEY, builder), (batch, 1, groups * k)),
         builder.reshape(_product([_laid(item, _VALUE, builder) for item in values], builder), (batch, 1, heads * v)),
     ]
-    past = state if read.key_axis == 2 else builder.transpose(state, (0, 1, 3, 2))
-    fading, rule = None, f"{'gated_' if decay is not None else ''}delta" if is_delta else "gated" if decay else "linear"
+    rule = f"{'gated_' if decay is not None else ''}delta" if is_delta else "gated" if decay else "linear"
     if decay is not None:
         fade = _narrow(decay, builder)
         if _VALUE in fade.axes.values():
             raise _left("its decay varies along the values")
         laid = _laid(fade, _KEY, builder)
         width = math.prod(dim for dim in dims_of(builder, laid)[2:] if isinstance(dim, int))
-        fading = builder.reshape(laid, (batch, 1, width))
-    rate = builder.reshape(_laid(rates[0], _VALUE, builder), (batch, 1, heads)) if rates else None
-    inputs = [*operands, past, *([fading, rate] if rate is not None else [fading] if fading is not None else [])]
+        inputs.append(builder.reshape(laid, (batch, 1, width)))
+    if rates:
+        inputs += [None] * (decay is None)
+        inputs.append(builder.reshape(_laid(rates[0], _VALUE, builder), (batch, 1, heads)))
     settings = {"q_num_heads": groups, "kv_num_heads": heads, "update_rule": rule, "scale": read.scale}
-    dims, dtype = (batch, 1, heads * v), facts.dtype(state)
-    out = builder.node(OPERATOR, inputs, settings, domain=CONTRIB, dims=dims, dtype=dtype, outputs=2)
-    now = with_state(builder, out, (batch, heads, k, v))
-    now = now if read.key_axis == 2 else builder.transpose(now, (0, 1, 3, 2))
-    result = builder.reshape(out, dims_of(builder, read.value))
-    below = _below(state)
-    return Replacement(OPERATOR, ((present, now), (read.value, result)), lambda item: item not in below and is_heavy(item))
+    return Step(tuple(inputs), settings, lengths, read.key_axis != 2, read.value)
 
 
 def _shaped(item: _Factor, lengths: Sequence[Dim], builder: Builder) -> _Factor:

@@ -16,12 +16,12 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 import onnx_ir as ir
 
-from onnx_attnfuse.certify.arrays import axes_of, without_repeats
+from onnx_attnfuse.certify.arrays import axes_of, scalar, without_repeats
 from onnx_attnfuse.certify.claims import places_of
-from onnx_attnfuse.certify.execution import UNKNOWN, Execution
+from onnx_attnfuse.certify.execution import UNKNOWN, Execution, length_of
 from onnx_attnfuse.certify.interned import aside
 from onnx_attnfuse.certify.prover import Prover
-from onnx_attnfuse.certify.terms import ONE, ZERO, Term, size
+from onnx_attnfuse.certify.terms import ONE, ZERO, Term, index, size
 from onnx_attnfuse.graph.build import Builder, dims_of
 from onnx_attnfuse.graph.constants import attribute, attributes, constant_array, is_constant
 from onnx_attnfuse.graph.facts import Facts
@@ -41,16 +41,35 @@ from onnx_attnfuse.graph.ops import (
 from onnx_attnfuse.graph.sizes import Dim
 
 Ends = Callable[[ir.Value], bool]
+Pairs = Sequence[tuple[ir.Value, ir.Value]]
 _LIGHT = ASKS_SHAPE | CASTS | ELEMENTWISE | GATHERS | REARRANGES | REDUCTIONS | REPEATS | SLICES | {"Softplus", "Concat"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Turn:
+    """Any turn of a loop, whose number nothing computes."""
+
+    number: ir.Value
+    """Its number, a scalar."""
+    length: Dim
+    """How many turns there are."""
+
+    @property
+    def term(self) -> Term:
+        """Its number as an index."""
+        return index("turn", length_of(self.length))
 
 
 class Reading(Execution):
     """A graph, executed from some values, each an array with a name of its own; constants of one content are one."""
 
-    def __init__(self, ends: Ends, facts: Facts) -> None:
+    def __init__(self, ends: Ends, facts: Facts, turn: Turn | None = None) -> None:
         self._named: dict[object, str] = {}
         self._valued: dict[str, ir.Value] = {}
         super().__init__(facts, self._name, {}, ends, facts.opset, size)
+        self.turn = turn
+        if turn is not None:
+            self._arrays[turn.number] = scalar(turn.term, ir.DataType.INT64)
 
     def _name(self, value: ir.Value) -> str:
         array = constant_array(value) if is_constant(value) else None
@@ -59,6 +78,11 @@ class Reading(Execution):
         name = self._named.setdefault(key, f"v{len(self._named)}")
         self._valued[name] = value
         return name
+
+    def define(self, pairs: Pairs) -> None:
+        """Takes the first of each pair to be the second."""
+        for value, other in pairs:
+            self._arrays[value] = self.array(other)
 
     def element(self, value: ir.Value) -> tuple[tuple[Term, ...], Term]:
         """Indices of a value, 0 on axes of length 1, and its element there, computed by the nodes above it."""
@@ -76,11 +100,20 @@ def is_heavy(value: ir.Value) -> bool:
     return not is_standard(value.producer(), *_LIGHT)
 
 
-def proved(pairs: Sequence[tuple[ir.Value, ir.Value]], ends: Ends, facts: Facts) -> tuple[ir.Value, ...] | None:
-    """The values from which both of each pair were executed, if all elements are equal then; None if they may differ."""
+def proved(pairs: Pairs, ends: Ends, facts: Facts, turn: Turn | None = None, defined: Pairs = ()) -> tuple[ir.Value, ...] | None:
+    """The values from which both of each pair were executed, if all elements are equal then; None if they may differ.
+
+    Args:
+        pairs: Values that are to be equal.
+        ends: Whether execution ends at a value.
+        facts: Facts about the graph.
+        turn: The turn of a loop for which that is asked.
+        defined: Values that others are by the definition of an operator.
+    """
     with aside():
-        reading, prover = Reading(ends, facts), Prover(lambda _: False)
+        reading, prover = Reading(ends, facts, turn), Prover(lambda _: False)
         try:
+            reading.define(defined)
             for old, new in pairs:
                 one, other = reading.array(old, beyond=True), reading.array(new, beyond=True)
                 lengths = [*zip(one.shape, other.shape, strict=True)]
@@ -93,16 +126,48 @@ def proved(pairs: Sequence[tuple[ir.Value, ir.Value]], ends: Ends, facts: Facts)
 
 
 @dataclasses.dataclass(frozen=True)
+class Induction:
+    """Why a loop and an operator of all its turns are equal: any one turn is a step of the operator."""
+
+    turn: Turn
+    past: ir.Value
+    """The state before the loop."""
+    symbols: frozenset[ir.Value]
+    """The number of the turn, the state before it and what the operator gives, which end its execution."""
+    step: tuple[tuple[ir.Value, ir.Value], ...]
+    """Equal in any turn: the step, and each input for all turns at its number."""
+    reduced: tuple[tuple[ir.Value, ir.Value], ...]
+    """Reductions in the turn, each with the turn's element of the same reduction of all; they have no formula of terms."""
+    token: tuple[ir.Value, ir.Value]
+    """The result of the step, and by definition of the operator the token of all of them."""
+    result: tuple[tuple[ir.Value, ir.Value], ...]
+    """Equal then: what the turn gives, and all turns at its number."""
+
+
+@dataclasses.dataclass(frozen=True)
 class Replacement:
     """One fused operator for a mixer, not yet proved to equal it."""
 
     operator: str
-    pairs: tuple[tuple[ir.Value, ir.Value], ...]
+    pairs: Pairs
     """Results of the mixer, each with its new value."""
     ends: Ends
     """Whether a value is one that both are computed from."""
     folds: tuple[ir.Value, ...] = ()
     """New values made of constants alone."""
+    loop: Induction | None = None
+    """What is proved instead of the pairs, where a loop gives them."""
+
+    def proof(self, facts: Facts) -> tuple[ir.Value, ...] | None:
+        """The values from which both of each pair are computed, if they are proved equal."""
+        if self.loop is None:
+            return proved(self.pairs, self.ends, facts)
+        loop = self.loop
+        read = proved(loop.step, self.ends, facts, loop.turn, loop.reduced)
+        after = proved(loop.result, self.ends, facts, loop.turn, (*loop.reduced, loop.token))
+        if read is None or after is None:
+            return None
+        return tuple(dict.fromkeys((loop.past, *(item for item in (*read, *after) if item not in loop.symbols))))
 
 
 def with_state(builder: Builder, value: ir.Value, dims: tuple[Dim, ...]) -> ir.Value:

@@ -19,7 +19,7 @@ from typing import Literal
 import onnx_ir as ir
 
 from onnx_attnfuse.graph import sizes
-from onnx_attnfuse.graph.constants import attribute, constant_array, constant_tensor, has_unknown_attribute, subgraphs
+from onnx_attnfuse.graph.constants import attribute, constant_array, constant_tensor, has_unknown_attribute, reads, subgraphs
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.facts_view import Dims
 from onnx_attnfuse.graph.ops import (
@@ -170,6 +170,12 @@ def with_factors(subgraph: Subgraph, results: Sequence[ir.Value]) -> Subgraph:
     return dataclasses.replace(subgraph, inputs=tuple(marked))
 
 
+def _is_inside(value: ir.Value, node: ir.Node) -> bool:
+    """Whether a value is computed in a graph nested in a node."""
+    graph = value.graph
+    return graph is not node.graph and any(graph in (inner, *inner.subgraphs()) for inner in subgraphs(node))
+
+
 def _is_factor(value: ir.Value, users: Mapping[ir.Value | None, Sequence[tuple[ir.Node, int]]]) -> bool:
     pending, seen, multiplies = [value], {value}, False
     while pending:
@@ -225,7 +231,7 @@ class _Walk:
                     self._nodes[item] = None
                 elif item not in self._nodes:
                     pending.append((item, True))
-                    pending.extend((value, False) for value in reversed(item.inputs) if value is not None)
+                    pending.extend((value, False) for value in reversed(tuple(reads(item))) if not _is_inside(value, item))
                 continue
             node = self._entered(item)
             if node is not None:
@@ -272,7 +278,7 @@ class _Walk:
             self._ended(value, role)
             return None
         assert node is not None
-        if any(True for _ in subgraphs(node)):
+        if any(True for _ in subgraphs(node)) and not is_standard(node, "Scan", "Loop"):
             raise Refused("control-flow", f"there is control flow in it, {node.op_type}", node.name)
         if has_unknown_attribute(node):
             raise Refused("function-attribute", f"an attribute of {node.op_type} is a parameter of the function", node.name)

@@ -122,14 +122,31 @@ class Submodel:
         return copy
 
     def _node(self, node: ir.Node) -> ir.Node:
-        attributes = [self._attribute(attribute) if self._widened else attribute for attribute in node.attributes.values()]
+        attributes = [self._attribute(attribute) for attribute in node.attributes.values()]
         copy = _copied(node, attributes, _unique(node.name, self._node_names) if node.name else None, self._values)
         for value, output in zip(node.outputs, copy.outputs, strict=True):
             output.name = self._name(value) if value.name else ""
         return copy
 
     def _attribute(self, attribute: ir.Attr) -> ir.Attr:
+        if attribute.type == ir.AttributeType.GRAPH:
+            if self._widened:
+                raise Refused("control-flow", "there is control flow in it, in a type of 16 bits")
+            return ir.AttrGraph(attribute.name, self._nested(attribute.as_graph()))
+        if not self._widened:
+            return attribute
         return widened_attribute(attribute, lambda tensor: ir.tensor(self._array(tensor)))
+
+    def _nested(self, graph: ir.Graph) -> ir.Graph:
+        """A copy of the body of a loop, which reads values of the piece."""
+        copy = graph.clone(allow_outer_scope_values=True)
+        for node in copy.all_nodes():
+            for place, value in enumerate(node.inputs):
+                if value in self._values:
+                    node.replace_input_with(place, self._values[value])
+        for place, value in enumerate(copy.outputs):
+            copy.outputs[place] = self._values.get(value, value)
+        return copy
 
 
 def _copied(node: ir.Node, attributes: Sequence[ir.Attr], name: str | None, values: dict[ir.Value, ir.Value]) -> ir.Node:
@@ -229,6 +246,8 @@ class Keys:
     def _attribute(self, attribute: ir.Attr) -> object:
         if attribute.type == ir.AttributeType.TENSOR:
             return attribute.name, self._content(attribute.as_tensor())
+        if attribute.type == ir.AttributeType.GRAPH:
+            return attribute.name, attribute.as_graph()  # a body is like no other
         return attribute.name, str(attribute.type), str(attribute.value)
 
     def _content(self, tensor: ir.TensorProtocol) -> object:

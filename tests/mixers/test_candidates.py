@@ -11,8 +11,6 @@ import pytest
 import torch
 
 from onnx_attnfuse import Options, optimize
-from onnx_attnfuse.fusion.mixers import found_in
-from onnx_attnfuse.graph.scopes import scopes
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")  # torch, of itself
 _STEP = """<ir_version: 9, opset_import: ["" : 18]>
@@ -31,7 +29,7 @@ mixer (float[b, 3, 2] past, float[b, 3, t] x, float[3, 1, 3] weight) => (float[b
 
 def kinds(model: ir.Model) -> list[str]:
     """The kinds of the mixers of a model, in order."""
-    return [item.kind for scope in scopes(model) for item in found_in(scope, model.graph)]
+    return [item.kind for item in optimize(model, Options(verify="none")).report.mixers]
 
 
 def parsed(text: str) -> ir.Model:

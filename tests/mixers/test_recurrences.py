@@ -60,7 +60,7 @@ def _plain(query: Any, key: Any, value: Any, decay: Any, rate: Any, state: Any) 
     return (query[..., None, :] @ state)[..., 0, :] * (decay + rate)[..., None], state
 
 
-def _operands(seed: int, batch: int, step: Callable[..., Any]) -> list[torch.Tensor]:
+def operands_of(seed: int, batch: int, step: Callable[..., Any]) -> list[torch.Tensor]:
     """Those of one token, with decays far from 1, and a state that is not zero."""
     torch.manual_seed(seed)
     shapes = [(batch, _HEADS, size) for size in (_KEY, _KEY, _VALUE)]
@@ -75,23 +75,23 @@ def _state(batch: int, step: Callable[..., Any]) -> torch.Tensor:
 
 def _fused(step: Callable[..., Any], **options: Any) -> tuple[ir.Model, ir.Model, Report]:
     """The export of a step, as it is and fused."""
-    model = exported(step, *_operands(0, 2, step))
+    model = exported(step, *operands_of(0, 2, step))
     result = optimize(model.clone(), Options(**options))
     return model, result.model, result.report
 
 
-_STEPS = [_delta, _delta_by_key, _space, _gated, _plain]
+STEPS = [_delta, _delta_by_key, _space, _gated, _plain]
 
 
-@pytest.mark.parametrize("step", _STEPS)
+@pytest.mark.parametrize("step", STEPS)
 def test_tokens_one_by_one_are_those_of_torch(step: Callable[..., Any]) -> None:
     _, model, report = _fused(step)
     assert [item.operator for item in report.mixers] == ["LinearAttention"]
     proto = ir.serde.serialize_model(model)
     names = [value.name for value in proto.graph.input]
-    state = found = _operands(1, 2, step)[-1]
+    state = found = operands_of(1, 2, step)[-1]
     for now in range(12):
-        given = _operands(now, 2, step)[:-1]
+        given = operands_of(now, 2, step)[:-1]
         wanted, state = step(*given, state)
         result, found = ran(proto, dict(zip(names, [*(item.numpy() for item in given), np.asarray(found)], strict=True)))
         np.testing.assert_allclose(result, wanted.numpy(), rtol=2e-5, atol=2e-5)
@@ -100,11 +100,11 @@ def test_tokens_one_by_one_are_those_of_torch(step: Callable[..., Any]) -> None:
 
 @pytest.mark.parametrize("step", [_delta, _space])
 def test_a_batch_of_one(step: Callable[..., Any]) -> None:
-    model = exported(step, *_operands(0, 1, step))
+    model = exported(step, *operands_of(0, 1, step))
     assert [item.operator for item in optimize(model).report.mixers] == ["LinearAttention"]
 
 
-@pytest.mark.parametrize("step", _STEPS)
+@pytest.mark.parametrize("step", STEPS)
 def test_a_certificate_proves_output_and_state(step: Callable[..., Any]) -> None:
     pytest.importorskip("z3")
     before, after, _ = _fused(step)
@@ -144,17 +144,17 @@ def _linear_decay(query: Any, key: Any, value: Any, decay: Any, rate: Any, state
     return (state * query[..., None]).sum(-2), state
 
 
-@pytest.mark.parametrize(
-    "step",
-    [
-        _late_decay,
-        _decay_of_values,
-        _rate_of_the_value_alone,
-        _retrieved_before_the_decay,
-        _read_before_the_update,
-        _linear_decay,  # a decay that may be 0 or negative has no logarithm
-    ],
-)
+NEAR = [
+    _late_decay,
+    _decay_of_values,
+    _rate_of_the_value_alone,
+    _retrieved_before_the_decay,
+    _read_before_the_update,
+    _linear_decay,  # a decay that may be 0 or negative has no logarithm
+]
+
+
+@pytest.mark.parametrize("step", NEAR)
 def test_near_misses_are_left(step: Callable[..., Any]) -> None:
     _, model, report = _fused(step, verify="none")
     assert {reason.code for item in report.mixers for reason in item.reasons} <= {"mixer-step", "mixer-unequal"}
@@ -163,5 +163,5 @@ def test_near_misses_are_left(step: Callable[..., Any]) -> None:
 
 
 def test_a_state_in_double_precision_is_left() -> None:
-    model = exported(_gated, *(item.double() for item in _operands(0, 2, _gated)))
+    model = exported(_gated, *(item.double() for item in operands_of(0, 2, _gated)))
     assert [item.reasons[0].code for item in optimize(model, Options(verify="none")).report.mixers] == ["no-kernel-for-type"]

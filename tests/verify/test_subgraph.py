@@ -83,6 +83,16 @@ def test_control_flow_inside_is_refused() -> None:
         piece_of(branch, "float[n, n] x", ("yes",))
 
 
+def test_a_loop_inside_brings_what_its_body_reads() -> None:
+    loop = """long = Constant<value = int64 {3}>() on = Constant<value = bool {1}>() other = Neg(gate)
+    old = Loop(long, on, x) <body = t (int64 i, bool c, float[n, n] p) => (bool d, float[n, n] q) {
+        d = Identity(c) q = Add(p, other) }>
+    new = Identity(old)"""
+    inside = piece_of(loop, "float[n, n] x, float[n, n] gate", ("x",))
+    assert [item.value.name for item in inside.inputs] == ["x", "gate"]
+    assert "Loop" in [node.op_type for node in inside.nodes]
+
+
 @pytest.mark.parametrize(("turned", "equal"), [(False, True), (True, True), (False, False)])
 def test_a_weight_that_is_a_stop_is_any_weight(turned: bool, equal: bool) -> None:
     """Its numbers are not read: they are as large as keeps the product as large as its operand."""

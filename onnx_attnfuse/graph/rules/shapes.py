@@ -163,6 +163,18 @@ def _agreed(output: ir.Value, shapes: Sequence[Dims | None], facts: Known) -> Di
     return tuple(column[0] if len(set(column)) == 1 else facts.fresh(output, axis) for axis, column in columns)
 
 
+def _scan(node: ir.Node, facts: Known) -> Sequence[Dims | None]:
+    """Of a Scan only that its sequences are of one length."""
+    count: int = attribute(node, "num_scan_inputs")
+    sequences = range(len(node.inputs) - count, len(node.inputs))
+    axes: Sequence[int] = attribute(node, "scan_input_axes", [0] * count)
+    shapes = [input_dims(node, place, facts) for place in sequences]
+    lengths = [dims[axis] for dims, axis in zip(shapes, axes, strict=True) if dims is not None]
+    for length in lengths[1:]:
+        facts.enforce(lengths[0], length)
+    return []
+
+
 def _one_hot(node: ir.Node, facts: Known) -> Sequence[Dims | None]:
     dims = input_dims(node, 0, facts)
     if dims is None:
@@ -188,6 +200,7 @@ MAKERS: dict[str, ShapeRule] = {
     "If": _if,
     "OneHot": _one_hot,
     "Range": _range,
+    "Scan": _scan,
     "Shape": _shape,
     "Size": _size,
 }
