@@ -246,6 +246,7 @@ def _cases() -> list[Any]:
     ]
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize(("name", "domain"), _cases())
 def test_what_a_node_says_is_read_or_refused(name: str, domain: str) -> None:
     model, given = _node(name, domain)

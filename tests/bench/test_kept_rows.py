@@ -67,6 +67,7 @@ def test_a_row_is_measured_again_where_what_is_written_differs_and_only_there(
     assert bench("--choices", '{"target": "Attention"}')[1], "it is judged in another way"
 
 
+@pytest.mark.exhaustive
 def test_other_inputs_or_another_export_are_measured_again(
     bench: Callable[..., tuple[list[str], list[str]]], tmp_path: pathlib.Path
 ) -> None:
@@ -77,6 +78,7 @@ def test_other_inputs_or_another_export_are_measured_again(
     assert bench()[1]
 
 
+@pytest.mark.exhaustive
 def test_what_seemed_slower_is_timed_a_second_time_for_longer(
     bench: Callable[..., tuple[list[str], list[str]]], monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
 ) -> None:
@@ -89,6 +91,7 @@ def test_what_seemed_slower_is_timed_a_second_time_for_longer(
     assert bench("--fresh") == (["cpu"], ["export ours"])
 
 
+@pytest.mark.exhaustive
 def test_what_took_too_long_is_tried_again(
     bench: Callable[..., tuple[list[str], list[str]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -286,6 +286,7 @@ def test_a_constant_that_follows_a_formula_is_that_formula(case: str) -> None:
     assert follows == all(item.op != "element" for item in _walk(term))
 
 
+@pytest.mark.exhaustive
 def test_heads_that_an_operator_normalizes_mean_what_onnx_runtime_computes_in_front_of_it() -> None:
     inputs = [
         normal(2, 3, 64), None, None, None, None, np.array([2, 2], np.int32), np.array(3, np.int32), normal(6, 8), normal(6, 8),

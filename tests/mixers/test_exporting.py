@@ -169,6 +169,7 @@ def _held(session: onnxruntime.InferenceSession, inputs: tuple[Tensor, ...], wan
         np.testing.assert_allclose(result, expected.numpy(), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("name", _CASES)
 def test_an_export_holds_for_every_length(name: str, tmp_path: pathlib.Path) -> None:
     module, shapes, state = _CASES[name]
@@ -182,6 +183,7 @@ def test_an_export_holds_for_every_length(name: str, tmp_path: pathlib.Path) -> 
         _held(session, inputs, module(*inputs))
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("given", [(), ("decay",), ("beta",), ("decay", "beta")])
 def test_a_module_of_ones_own(given: tuple[str, ...], tmp_path: pathlib.Path) -> None:
     module, shapes = Own(given), [(2, 8), (2, 8), (4, 6), *[(4,)] * len(given)]

@@ -83,6 +83,7 @@ def _fused(step: Callable[..., Any], **options: Any) -> tuple[ir.Model, ir.Model
 STEPS = [_delta, _delta_by_key, _space, _gated, _plain]
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("step", STEPS)
 def test_tokens_one_by_one_are_those_of_torch(step: Callable[..., Any]) -> None:
     _, model, report = _fused(step)
@@ -104,6 +105,7 @@ def test_a_batch_of_one(step: Callable[..., Any]) -> None:
     assert [item.operator for item in optimize(model).report.mixers] == ["LinearAttention"]
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("step", STEPS)
 def test_a_certificate_proves_output_and_state(step: Callable[..., Any]) -> None:
     pytest.importorskip("z3")
@@ -154,6 +156,7 @@ NEAR = [
 ]
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("step", NEAR)
 def test_near_misses_are_left(step: Callable[..., Any]) -> None:
     _, model, report = _fused(step, verify="none")

@@ -54,6 +54,7 @@ def _truth(model: onnx.ModelProto, found: ServedDecoder, fed: Sequence[Fed]) -> 
     return grown(model, found, fed)
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("kind", ["int8", "int4"])
 @pytest.mark.parametrize("path", [_LLAMA, *_EXPORTS], ids=lambda path: path.stem)
 def test_real_exports_lose_what_is_stated_and_no_more(path: pathlib.Path, kind: str) -> None:

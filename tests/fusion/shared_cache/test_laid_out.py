@@ -82,6 +82,7 @@ _LAYOUTS: dict[str, Callable[[pathlib.Path], onnx.ModelProto]] = {
 }
 
 
+@pytest.mark.sampled(every=4)
 @pytest.mark.parametrize("path", [_LLAMA, _GPT2], ids=lambda path: path.stem)
 @pytest.mark.parametrize("layout", _LAYOUTS)
 def test_what_is_served_gives_what_the_source_does(layout: str, path: pathlib.Path) -> None:

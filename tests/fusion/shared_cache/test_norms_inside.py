@@ -119,6 +119,7 @@ def test_a_cache_in_one_buffer_gets_operators_that_normalize(projected: str) -> 
         assert_same_at_tokens(grown(model, told, fed), buffered(_on_cpu(result.model), told, fed), fed, atol=3e-2)
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("projected", _INSIDE.values(), ids=_INSIDE)
 def test_so_does_a_cache_that_grows(projected: str) -> None:
     model = _normalized(projected, seen=UNPADDED)

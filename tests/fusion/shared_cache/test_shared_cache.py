@@ -405,6 +405,7 @@ def _unnamed(model: onnx.ModelProto, *, named_apart: bool) -> onnx.ModelProto:
     return model
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("named_apart", [True, False])
 @pytest.mark.parametrize("path", [_LLAMA, *_EXPORTS], ids=lambda path: path.stem)
 def test_axes_need_no_names(path: pathlib.Path, *, named_apart: bool) -> None:

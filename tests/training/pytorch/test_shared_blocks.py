@@ -120,6 +120,7 @@ def test_a_step_without_gradients_leaves_blocks_that_one_with_them_can_take(made
     assert len(made) == 1
 
 
+@pytest.mark.exhaustive
 def test_more_rules_are_compiled_than_pytorch_compiles_of_one_function(monkeypatch) -> None:
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
     query, place = torch.zeros(2, 4, 300, 16), torch.arange(300)
