@@ -49,6 +49,7 @@ Paying: TypeAlias = Literal[
     "paired-rotations",
     "rotated-rows",
     "packed-rows",
+    "one-matrix",
 ]
 """Rewrites that are faster on some providers only: the enabling rules; biases of projections handed to MultiHeadAttention, and
 a product for each of its operands instead of one that is sliced; queries, keys and values handed to GroupQueryAttention as one

@@ -18,6 +18,7 @@ from onnx_attnfuse.fusion.enabling.products import (
     as_fused_product,
     as_own_products,
     as_product,
+    with_one_matrix,
     with_one_table,
     with_padded_columns,
 )
@@ -56,6 +57,7 @@ AFTER: tuple[EnablingRule, ...] = (
     with_rotated_rows,
     with_padded_columns,
     with_one_table,
+    with_one_matrix,
 )
 
 

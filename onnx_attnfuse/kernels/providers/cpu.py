@@ -111,6 +111,7 @@ PROVIDER = ExecutionProvider(
             "experts",
             "single-experts",
             "packed-rows",
+            "one-matrix",
         ]
     ),
     switching=Switching(
