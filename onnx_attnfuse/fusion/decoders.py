@@ -95,19 +95,14 @@ def share_cache(graph: PassContext) -> int:
     run = graph.run
     if run.options.cache == "as-is":
         return 0
-    from onnx_attnfuse.fusion.shared_cache.share import share_cache as share
+    from onnx_attnfuse.fusion.shared_cache.share import Sharing
 
     fuser = graph.new_site_fuser()
     length, is_quantised = run.options.context_length, run.options.kv_cache != "same"
-    found = share(
-        fuser.graph,
-        fuser.context,
-        graph.candidates,
-        run.plan_context,
-        run.merged,
-        length,
-        is_quantised=is_quantised,
-        runtime=min([item for item in (run.runtime, runtime_version(None, providers.provider("cpu"))) if item], default=None),
+    runtimes = [item for item in (run.runtime, runtime_version(None, providers.provider("cpu"))) if item]
+    oldest = min(runtimes, default=None)
+    found = Sharing(fuser.graph, fuser.context, run.plan_context, run.merged, length, is_quantised, oldest).share(
+        graph.candidates
     )
     run.notes += [] if found.note is None else [found.note]
     graph.shared = found

@@ -21,8 +21,8 @@ from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.kernels.operators.attention import INFO
 from onnx_attnfuse.kernels.support import supported
 from onnx_attnfuse.reasons import Reason, Refused
-from onnx_attnfuse.targets.base import BuildContext, Emitted, MaskEncoding, refuse_device, type_name
-from onnx_attnfuse.targets.bias import bias_emitter
+from onnx_attnfuse.targets.base import BuildContext, Emitted, MaskEncoding, refuse_device
+from onnx_attnfuse.targets.bias import full_bias
 from onnx_attnfuse.targets.fully_masked_rows import read_rows
 from onnx_attnfuse.targets.layout import operator, replacing
 from onnx_attnfuse.targets.mask_encoding import encodings, read_padding, refuse_scores, shown
@@ -36,9 +36,7 @@ ALONE: bool = True
 def refuse(spec: AttentionSpec, meaning: Meaning, context: BuildContext) -> Reason | None:
     """Why this operator cannot compute `spec`, or None if it can."""
     del meaning
-    message = f"Attention has no kernel on {context.device.ep} for {type_name(spec.dtype)}"
-    unsupported = refuse_device(INFO.key, spec.dtype, context.device, Reason("no-kernel-for-type", message))
-    refused = unsupported or refuse_scores(spec, INFO.name) or _refuse_operands(spec)
+    refused = refuse_device(INFO.key, spec.dtype, context.device) or refuse_scores(spec, INFO.name) or _refuse_operands(spec)
     if refused is not None:
         return refused
     if spec.scale_values or spec.scale <= 0:
@@ -71,8 +69,7 @@ def emit(spec: AttentionSpec, meaning: Meaning, context: BuildContext, encoding:
     builder = context.builder
     projections = read_projections(spec, builder.facts)
     axes = spec.axes
-    bias = bias_emitter(spec, meaning, context)
-    rows = read_rows(spec, meaning, encoding, bias, context)
+    rows = read_rows(spec, meaning, encoding, context)
     if rows.zero_query is not None:
         raise Refused("levelled-rows", "rows without a key get the mean of the values, which takes queries that can be set to 0")
     query, key, _ = projections.operands
@@ -80,7 +77,8 @@ def emit(spec: AttentionSpec, meaning: Meaning, context: BuildContext, encoding:
     weights, biases = _merged(builder, projections, spec)
     inputs: dict[str, ir.Value] = {"input": operand, "weights": weights, "bias": biases}
     if rows.bias is not None:
-        inputs["attention_bias"] = bias.full(rows.bias, broadcasts=supported(INFO.key, context.device.provider).broadcasts_bias)
+        known = supported(INFO.key, context.device.provider)
+        inputs["attention_bias"] = full_bias(builder, axes, rows.bias, broadcasts=known.broadcasts_bias)
     elif encoding.mask in {"lengths", "ranges"}:
         padding = read_padding(spec, meaning, context)
         inputs["mask_index"] = padding.lengths() if encoding.mask == "lengths" else padding.ranges()
@@ -126,7 +124,7 @@ def _merged(builder: Builder, projections: Projections, spec: AttentionSpec) -> 
             operand.arranged(builder, operand.weight, (operand.channels, target))
             for operand, target in zip(operands, columns, strict=True)
         ]
-        weight = joined(builder, parts, 1, [length(operands[0].channels), total], spec.dtype)
+        weight = joined(builder, parts, 1)
     bias = in_order([operand.bias for operand in operands], columns, 1)
     if all(operand.bias is None for operand in operands):
         bias = builder.constant(np.zeros(total, spec.dtype.numpy()), "attnfuse/no_bias")
@@ -137,5 +135,5 @@ def _merged(builder: Builder, projections: Projections, spec: AttentionSpec) -> 
             else operand.arranged(builder, operand.bias, (target,))
             for operand, target in zip(operands, columns, strict=True)
         ]
-        bias = joined(builder, numbers, 0, [total], spec.dtype)
+        bias = joined(builder, numbers, 0)
     return weight, bias

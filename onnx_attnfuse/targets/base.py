@@ -64,26 +64,15 @@ class BuildContext:
     """Whether no operand is taken as (b, n, t, h), as forms for some batches are given those of all."""
 
 
-def refuse_device(op: str, dtype: ir.DataType | None, device: Device, otherwise: Reason) -> Reason | None:
-    """Why an operator is not used on a device for an element type, or None.
-
-    Args:
-        op: The operator, `onnx.` before it if it is a standard one.
-        dtype: The element type of the attention; None: not known.
-        device: The device that it would run on.
-        otherwise: The reason if it is not written for this type.
-    """
+def refuse_device(op: str, dtype: ir.DataType | None, device: Device) -> Reason | None:
+    """Why an operator, `onnx.` before it if it is a standard one, is not used on a device for an element type, or None."""
     found = support(op, device.provider)
     if isinstance(found, Reason):
         return found
     if dtype == ir.DataType.FLOAT16 and device.provider.rounds_float16 is None:
         return Reason("no-kernel-for-type", f"{op} is not used for float16 on {device.ep}, which is not known to round it or not")
-    return None if dtype in found.written else otherwise
-
-
-def type_name(dtype: ir.DataType | None) -> str:
-    """An element type for a reader."""
-    return dtype.name.lower() if dtype is not None else "an unknown type"
+    name = "an unknown type" if dtype is None else dtype.name.lower()
+    return None if dtype in found.written else Reason("no-kernel-for-type", f"{op} has no kernel on {device.ep} for {name}")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,7 +14,7 @@ from onnx_attnfuse.attention.masks.classify import Meaning
 from onnx_attnfuse.attention.masks.fully_masked import ABSORBS, Fills
 from onnx_attnfuse.attention.masks.index_reader import Reader
 from onnx_attnfuse.attention.spec import Added, AttentionSpec, Axes4, Floored, Mask, MaskStep, Replaced, Scaled, step_gains
-from onnx_attnfuse.graph.build import Builder
+from onnx_attnfuse.graph.build import Builder, dims_of
 from onnx_attnfuse.graph.dtypes import largest
 from onnx_attnfuse.reasons import Refused
 from onnx_attnfuse.targets.base import BuildContext
@@ -29,6 +29,27 @@ def bias_emitter(spec: AttentionSpec, meaning: Meaning, context: BuildContext) -
     """The emitter of an attention's mask: as its data lies, unless the mask turned out to be other than it was read."""
     assert spec.dtype is not None
     return BiasEmitter(context.builder, spec.axes, spec.dtype, None if meaning.is_distrusted else context.reader)
+
+
+def full_bias(builder: Builder, axes: Axes4, compact: IndexedValue, *, broadcasts: bool = True) -> ir.Value:
+    """A bias with both matrix axes at full length, as MultiHeadAttention demands.
+
+    Args:
+        builder: The builder.
+        axes: The axes of the attention.
+        compact: The bias.
+        broadcasts: It may be broadcast over all entries or all heads; else it gets these axes at full length too.
+    """
+    dims, wanted = dims_of(builder, compact.value), (length(axes.i), length(axes.j))
+    each = dims[:2] if broadcasts else (length(axes.b), length(axes.n))
+    if dims == (*each, *wanted):
+        return compact.value
+    return builder.expand(compact.value, [*each, *wanted], [not broadcasts, not broadcasts, True, True])
+
+
+def letters_of(bias: IndexedValue) -> str:
+    """The axes of a bias for a reader, 1 for one that it is broadcast along."""
+    return " ".join(letter if axis else "1" for letter, axis in zip("bnst", bias.axes, strict=True))
 
 
 def is_infinite(mask: Mask, place: int) -> bool:
@@ -83,21 +104,6 @@ class BiasEmitter:
         together = self._canonical(together)
         some = self._builder.holds_along(together.value, [3])
         return IndexedValue(self._builder.elementwise("Not", [some]), (*together.axes[:3], ()))
-
-    def full(self, compact: IndexedValue, *, broadcasts: bool = True) -> ir.Value:
-        """The bias with both matrix axes at full length, as MultiHeadAttention demands.
-
-        Args:
-            compact: The bias.
-            broadcasts: It may be broadcast over all entries or all heads; else it gets these axes at full length too.
-        """
-        wanted = length(self._axes.i), length(self._axes.j)
-        dims = self._builder.facts.dims(compact.value)
-        assert dims is not None
-        each = dims[:2] if broadcasts else (length(self._axes.b), length(self._axes.n))
-        if dims == (*each, *wanted):
-            return compact.value
-        return self._builder.expand(compact.value, [*each, *wanted], [not broadcasts, not broadcasts, True, True])
 
     def _as_data_lies(self, mask: Mask) -> Mask:
         """The steps with their addends, and where they replace, made of the data as it lies."""

@@ -28,7 +28,7 @@ from onnx_attnfuse.graph.uses import producer_of
 from onnx_attnfuse.kernels.operators.multi_head_attention import INFO
 from onnx_attnfuse.reasons import Refused
 from onnx_attnfuse.targets.base import BuildContext, Emitted, MaskEncoding
-from onnx_attnfuse.targets.bias import bias_emitter
+from onnx_attnfuse.targets.bias import letters_of
 from onnx_attnfuse.targets.fully_masked_rows import Rows, read_rows
 from onnx_attnfuse.targets.layout import grouped, replacing
 from onnx_attnfuse.targets.masked_rows import chosen_above
@@ -81,7 +81,7 @@ def emit_blocks(spec: AttentionSpec, meaning: Meaning, context: BuildContext, en
     assert spec.dtype is not None
     if builder.opset < _SINCE:
         raise Refused("old-opset", f"blocks need opset {_SINCE}, and the model has {builder.opset}")
-    rows = read_rows(spec, meaning, encoding, bias_emitter(spec, meaning, context), context)
+    rows = read_rows(spec, meaning, encoding, context)
     assert rows.bias is not None
     strips = Strips(builder, length(axes.b), (length(axes.i), length(axes.j)), _rows(band), (band.back, band.width))
     seen = None if sees_a_key(meaning, context.bounds) else _seeing(strips, rows, context)
@@ -107,8 +107,7 @@ def emit_blocks(spec: AttentionSpec, meaning: Meaning, context: BuildContext, en
     result = strips.whole(fused)
     if seen is not None:
         result = _levelled(builder, result, value, seen, spec, heads)
-    letters = " ".join(letter if axis else "1" for letter, axis in zip("bnst", rows.bias.axes, strict=True))
-    form = f"attention_bias {letters}, {_rows(band)} rows and {_rows(band) + band.width} keys at a time"
+    form = f"attention_bias {letters_of(rows.bias)}, {_rows(band)} rows and {_rows(band) + band.width} keys at a time"
     emitted = replacing(builder, result, spec, rows, operands.chosen, operands.targets, form)
     return dataclasses.replace(emitted, node=producer_of(fused))
 

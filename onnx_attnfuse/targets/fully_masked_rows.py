@@ -30,7 +30,7 @@ from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.dtypes import largest
 from onnx_attnfuse.reasons import Refused
 from onnx_attnfuse.targets.base import BuildContext, MaskEncoding
-from onnx_attnfuse.targets.bias import BiasEmitter, is_infinite
+from onnx_attnfuse.targets.bias import BiasEmitter, bias_emitter, is_infinite
 from onnx_attnfuse.targets.half_masks import adds_in_float32, check_half_sums, check_narrowed_sums, lowest_of, rounds_to_half
 from onnx_attnfuse.targets.masked_rows import Refill, at_zero, chosen_above, chosen_in, level_rows, no_key, raised_in
 from onnx_attnfuse.thresholds import ABSORBS, ABSORBS_HALF, LEAST_EXPONENT, LEVELS_HALF, LOWEST_FLOAT32, ROUNDS_HALF
@@ -58,7 +58,6 @@ def read_rows(
     spec: AttentionSpec,
     meaning: Meaning,
     encoding: MaskEncoding,
-    bias_emitter: BiasEmitter,
     context: BuildContext,
     *,
     zeroes: bool = False,
@@ -71,7 +70,6 @@ def read_rows(
         spec: The attention.
         meaning: Its mask, understood.
         encoding: The form in which the mask is passed.
-        bias_emitter: The emitter of its bias, if that is the form.
         context: The builder and its facts.
         zeroes: The operator gives 0 to rows that -inf or the lowest number of their type masks throughout.
 
@@ -85,7 +83,7 @@ def read_rows(
     if spec.unshifted and any(context.bounds.of_term(bias)[0] < LEAST_EXPONENT for bias in meaning.biases):
         message = "a bias may be so low that exponentials lose their last digits, as no maximum is subtracted first"
         raise Refused("unshifted-exponentials", message)
-    emitter = bias_emitter if spec.mask and encoding.mask == "bias" else None
+    emitter = bias_emitter(spec, meaning, context) if spec.mask and encoding.mask == "bias" else None
     has_key = spec.sink is not None or sees_a_key(meaning, context.bounds)
     rules = [rule for rule in spec.row_rules if rule.condition is not None]
     fills: Fills = "lowest"

@@ -33,10 +33,10 @@ from onnx_attnfuse.kernels.operators import rotary_embedding
 from onnx_attnfuse.kernels.operators.group_query_attention import INFO
 from onnx_attnfuse.kernels.support import supported
 from onnx_attnfuse.reasons import Reason
-from onnx_attnfuse.targets.base import BuildContext, Emitted, MaskEncoding, refuse_device, type_name
-from onnx_attnfuse.targets.bias import bias_emitter
+from onnx_attnfuse.targets.base import BuildContext, Emitted, MaskEncoding, refuse_device
+from onnx_attnfuse.targets.bias import bias_emitter, full_bias
 from onnx_attnfuse.targets.fully_masked_rows import Rows
-from onnx_attnfuse.targets.layout import Grouped, grouped, operator, refuse_cache, replacing, shared_heads
+from onnx_attnfuse.targets.layout import Operands, grouped, operator, refuse_cache, replacing, shared_heads
 from onnx_attnfuse.targets.mask_encoding import is_padding
 from onnx_attnfuse.targets.packed_operands import undivided
 from onnx_attnfuse.targets.rotary import factors_of, long_tables
@@ -93,13 +93,12 @@ def buffered_bias(spec: AttentionSpec, meaning: Meaning, context: BuildContext, 
         Refused: It is of a wider type than the operator, and would lose something.
     """
     assert spec.dtype is not None
-    builder, emitter = context.builder, bias_emitter(spec, meaning, context)
-    compact = emitter.compact(spec.mask)
+    builder, compact = context.builder, bias_emitter(spec, meaning, context).compact(spec.mask)
     if context.bounds.lowest(spec.mask) == -math.inf:  # a row of padding would be NaN, and what later layers cache of it
         lowest = builder.scalar(-largest(spec.dtype), spec.dtype)
         value = builder.elementwise("Max", [compact.value, lowest])
         compact = dataclasses.replace(compact, value=value)
-    value, batch = emitter.full(compact), length(spec.axes.b)
+    value, batch = full_bias(builder, spec.axes, compact), length(spec.axes.b)
     for order, axis in ((places.columns, _COLUMNS), (places.rows, _ROWS)):
         value = value if order is None else _reordered(builder, value, order, axis, batch)
     return value
@@ -146,8 +145,7 @@ class Buffered:
 
 def refuse(spec: AttentionSpec, meaning: Meaning, context: BuildContext, *, is_buffered: bool = False) -> Reason | None:
     """Why this operator cannot compute `spec`, where its past and present are one buffer or not, or None if it can."""
-    message = f"GroupQueryAttention has no kernel on {context.device.ep} for {type_name(spec.dtype)}"
-    unsupported = refuse_device(INFO.key, spec.dtype, context.device, Reason("no-kernel-for-type", message))
+    unsupported = refuse_device(INFO.key, spec.dtype, context.device)
     if unsupported is not None:
         return unsupported
     axes = spec.axes
@@ -258,7 +256,7 @@ def emit(
     return replacing(builder, fused, spec, Rows(None), operands.chosen, operands.targets, form, cached=gives)
 
 
-def _query_alone(operands: Grouped, spec: AttentionSpec, builder: Builder) -> dict[str, ir.Value | None]:
+def _query_alone(operands: Operands, spec: AttentionSpec, builder: Builder) -> dict[str, ir.Value | None]:
     """Queries with no keys and values; nodes built for those are removed where nothing else reads them."""
     query, *rest = operands.values
     width, batch = length((*operands.kv_heads, *spec.axes.h)), length(spec.axes.b)
@@ -270,7 +268,7 @@ def _query_alone(operands: Grouped, spec: AttentionSpec, builder: Builder) -> di
     return {"query": query, "key": empty, "value": empty}
 
 
-def _handed_over(operands: Grouped, spec: AttentionSpec, context: BuildContext) -> dict[str, ir.Value | None]:
+def _handed_over(operands: Operands, spec: AttentionSpec, context: BuildContext) -> dict[str, ir.Value | None]:
     """Queries, keys and values by the names of inputs; in one where they are pieces of one value and that pays."""
     builder, (query, key, value) = context.builder, operands.values
     pays = "packed-operands" in context.device.provider.pays

@@ -17,7 +17,7 @@ from onnx_attnfuse.attention.axes.factors import Axes, Axis, leaves, length, nam
 from onnx_attnfuse.attention.axes.rearrange import arrange, cost, einops, is_view
 from onnx_attnfuse.attention.axes.views import IndexedValue
 from onnx_attnfuse.attention.spec import AttentionSpec, Axes4, Cache, Layouts, Rotary, Source
-from onnx_attnfuse.graph.build import Builder
+from onnx_attnfuse.graph.build import Builder, dims_of
 from onnx_attnfuse.graph.dtypes import FLOATS_TO_32
 from onnx_attnfuse.graph.sizes import Dim
 from onnx_attnfuse.graph.uses import producer_of, viewers
@@ -84,13 +84,12 @@ def cache_layout(spec: AttentionSpec, kv_heads: Axis, columns: Axis, channels: A
     return spec.axes.b, kv_heads, columns, channels
 
 
-def with_zeros(builder: Builder, value: ir.Value, axis: int) -> ir.Value:
-    """`value` with zeros after its last position along an axis."""
-    dims, dtype = builder.facts.dims(value), builder.facts.dtype(value)
-    assert dims is not None
-    one = [1 if index == axis else dim for index, dim in enumerate(dims)]
+def with_zeros(builder: Builder, value: ir.Value) -> ir.Value:
+    """Keys or values (b, t, n·h) with zeros after the last position."""
+    dims, dtype = dims_of(builder, value), builder.facts.dtype(value)
+    one = [dims[0], 1, *dims[2:]]
     zeros = builder.expand(builder.scalar(0.0, dtype), one, [True] * len(one))
-    return builder.node("Concat", [value, zeros], {"axis": axis})
+    return builder.node("Concat", [value, zeros], {"axis": 1})
 
 
 def with_sink(builder: Builder, bias: ir.Value | None, sink: IndexedValue, axes: Axes4, dtype: ir.DataType) -> ir.Value:
@@ -210,25 +209,37 @@ def typed(builder: Builder, value: ir.Value, dtype: ir.DataType) -> ir.Value:
     return builder.cast(value, dtype)
 
 
+def scale_of(spec: AttentionSpec, chosen: Sequence[Source]) -> float:
+    """The number that an operator multiplies scores with, of queries and keys from these sources."""
+    return spec.scale * chosen[0].factor * chosen[1].factor
+
+
 @dataclasses.dataclass(frozen=True)
-class Grouped:
-    """Operands as (b, s, n·h), keys and values with the heads they have."""
+class Operands:
+    """Queries, keys and values as an operator takes them."""
 
     values: tuple[ir.Value, ir.Value, ir.Value]
     chosen: Sequence[Source]
     """The sources they were taken from."""
     targets: tuple[Axes, Axes, Axes]
-    kv_heads: Axis
     scale: float
-    past: tuple[ir.Value | None, ir.Value | None]
+    kv_heads: Axis = ()
+    """The heads of keys and values, where the operator knows grouped ones."""
+    past: tuple[ir.Value | None, ir.Value | None] = (None, None)
     """Keys and values of earlier positions as (b, n, p, h), where the operator is to append to them."""
-    rotary: Rotary | None
+    rotary: Rotary | None = None
     """How the operator is to rotate queries and keys."""
+    bias: ir.Value | None = None
+    """The bias that the operator adds to them, (2·n·h + n·v,)."""
+    frontier: tuple[ir.Value, ...] = ()
+    """Their operand, where that is above `chosen`."""
+    needless: tuple[ir.Value, ...] = ()
+    """Values between that and the attention."""
 
 
 def grouped(
     builder: Builder, spec: AttentionSpec, rows: Rows, *, cached: bool = False, absorbs: Callable[[Rotary], bool] | None = None
-) -> Grouped:
+) -> Operands:
     """Brings the operands of `spec` into the layout of operators that know grouped heads.
 
     Args:
@@ -256,11 +267,11 @@ def grouped(
     rotary = turn if turn and other and is_same(turn, other) and absorbs is not None and absorbs(turn) else None
     if rotary is not None:
         chosen[:2] = [dataclasses.replace(source, rotary=None) for source in chosen[:2]]
-    scale = spec.scale * chosen[0].factor * chosen[1].factor
+    scale = scale_of(spec, chosen)
     query = prepared_query(builder, chosen[0], targets[0], spec, rows, scale)
     key, value = (arranged(builder, source, target, spec.dtype) for source, target in zip(chosen[1:], targets[1:], strict=True))
     earlier = (None, None) if cache is None else past(builder, spec, cache, shared)
-    return Grouped((query, key, value), chosen, targets, shared, scale, earlier, rotary)
+    return Operands((query, key, value), chosen, targets, scale, shared, earlier, rotary)
 
 
 def shared_heads(spec: AttentionSpec) -> Axis:
@@ -342,9 +353,8 @@ def replacing(
     names = axes.names() if spec.cache is None else axes.names() | named("l", (spec.cache.new_axis,))
     query, key, value = (einops(source.indexed, target, names) for source, target in zip(chosen, targets, strict=True))
     layouts = Layouts(query, key, value, einops(result, end.axes, names))
-    scale = spec.scale * chosen[0].factor * chosen[1].factor
     kept = presents(builder, spec, spec.cache, shared_heads(spec), node) if cached and spec.cache is not None else ()
-    return Emitted(end.value, final, node, layouts, mask, scale, presents=kept, assumes=rows.assumes)
+    return Emitted(end.value, final, node, layouts, mask, scale_of(spec, chosen), presents=kept, assumes=rows.assumes)
 
 
 def _finished(builder: Builder, result: ir.Value, spec: AttentionSpec, rows: Rows, factor: float, axes: Axes4) -> ir.Value:

@@ -34,7 +34,7 @@ from onnx_attnfuse.graph.sweep import sweep_unused
 from onnx_attnfuse.graph.uses import reads_input
 from onnx_attnfuse.reasons import Reason
 from onnx_attnfuse.targets.base import BuildContext, MaskEncoding, Precondition
-from onnx_attnfuse.targets.bias import bias_emitter
+from onnx_attnfuse.targets.bias import bias_emitter, letters_of
 from onnx_attnfuse.targets.gather_as_broadcast import laid_out
 
 _TRUTH, _INTEGER, _SMALL = ir.DataType.BOOL, ir.DataType.INT64, ir.DataType.INT32
@@ -241,9 +241,7 @@ def shown(encoding: MaskEncoding, bias: IndexedValue | None, lengths: str) -> st
     """The form in which the mask is passed; `lengths` is the input that takes lengths."""
     words = ["unidirectional"] if encoding.causal else []
     if bias is not None:
-        words.append(
-            f"attention_bias {' '.join(letter if axis else '1' for letter, axis in zip('bnst', bias.axes, strict=True))}"
-        )
+        words.append(f"attention_bias {letters_of(bias)}")
     elif encoding.mask != "none":
         words.append(f"{lengths} {'b' if encoding.mask == 'lengths' else '3b+2'}")
     return " + ".join(words) or "none"

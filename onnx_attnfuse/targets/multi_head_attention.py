@@ -3,23 +3,33 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 
 import onnx_ir as ir
 
 from onnx_attnfuse.attention.axes.factors import Axes, length
 from onnx_attnfuse.attention.masks.classify import Meaning
-from onnx_attnfuse.attention.spec import AttentionSpec, Axes4, Source
+from onnx_attnfuse.attention.spec import AttentionSpec, Axes4
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.kernels.execution_provider import Paying
 from onnx_attnfuse.kernels.operators.multi_head_attention import INFO
 from onnx_attnfuse.kernels.support import supported
 from onnx_attnfuse.reasons import Reason
-from onnx_attnfuse.targets.base import BuildContext, Emitted, MaskEncoding, refuse_device, type_name
-from onnx_attnfuse.targets.bias import bias_emitter
+from onnx_attnfuse.targets.base import BuildContext, Emitted, MaskEncoding, refuse_device
+from onnx_attnfuse.targets.bias import full_bias
 from onnx_attnfuse.targets.blocks import block_encodings, emit_blocks
 from onnx_attnfuse.targets.fully_masked_rows import Rows, read_rows
-from onnx_attnfuse.targets.layout import arranged, cheapest, operator, prepared_query, price, replacing, with_sink, with_zeros
+from onnx_attnfuse.targets.layout import (
+    Operands,
+    arranged,
+    cheapest,
+    operator,
+    prepared_query,
+    price,
+    replacing,
+    scale_of,
+    with_sink,
+    with_zeros,
+)
 from onnx_attnfuse.targets.mask_encoding import encodings as whole_encodings
 from onnx_attnfuse.targets.mask_encoding import read_padding, refuse_scores, shown
 from onnx_attnfuse.targets.masked_rows import Refill, apply_rows
@@ -33,8 +43,7 @@ ALONE: bool = False
 def refuse(spec: AttentionSpec, meaning: Meaning, context: BuildContext) -> Reason | None:
     """Why this operator cannot compute `spec`, or None if it can."""
     del meaning
-    otherwise = Reason("no-kernel-for-type", f"MultiHeadAttention has no kernel for {type_name(spec.dtype)}")
-    return refuse_device(INFO.key, spec.dtype, context.device, otherwise) or refuse_scores(spec, INFO.name)
+    return refuse_device(INFO.key, spec.dtype, context.device) or refuse_scores(spec, INFO.name)
 
 
 def encodings(spec: AttentionSpec, meaning: Meaning) -> tuple[MaskEncoding, ...]:
@@ -52,19 +61,16 @@ def emit(spec: AttentionSpec, meaning: Meaning, context: BuildContext, encoding:
         return emit_blocks(spec, meaning, context, encoding)
     assert spec.dtype is not None
     builder, axes = context.builder, spec.axes
-    bias = bias_emitter(spec, meaning, context)
-    rows = read_rows(spec, meaning, encoding, bias, context)
+    rows = read_rows(spec, meaning, encoding, context)
     known = supported(INFO.key, context.device.provider)
     given = _operands(spec, rows, context, flat=context.flat or encoding.causal or not known.keys_by_head)
     query, key, value = given.values
-    inputs: dict[str, ir.Value | None] = {"query": query, "key": key, "value": value, "bias": given.bias}
     if spec.sink is not None:
-        inputs |= {"key": with_zeros(builder, key, 1), "value": with_zeros(builder, value, 1)}
-        full = None if rows.bias is None else bias.full(rows.bias, broadcasts=known.broadcasts_bias)
-        inputs["attention_bias"] = with_sink(builder, full, spec.sink, axes, spec.dtype)
-    elif rows.bias is not None:
-        inputs["attention_bias"] = bias.full(rows.bias, broadcasts=known.broadcasts_bias)
-    elif encoding.mask in {"lengths", "ranges"}:
+        key, value = with_zeros(builder, key), with_zeros(builder, value)
+    bias = None if rows.bias is None else full_bias(builder, axes, rows.bias, broadcasts=known.broadcasts_bias)
+    bias = bias if spec.sink is None else with_sink(builder, bias, spec.sink, axes, spec.dtype)
+    inputs = {"query": query, "key": key, "value": value, "bias": given.bias, "attention_bias": bias}
+    if bias is None and encoding.mask in {"lengths", "ranges"}:
         padding = read_padding(spec, meaning, context)
         inputs["key_padding_mask"] = padding.lengths() if encoding.mask == "lengths" else padding.ranges()
     fused = operator(
@@ -81,23 +87,7 @@ def emit(spec: AttentionSpec, meaning: Meaning, context: BuildContext, encoding:
     return dataclasses.replace(emitted, operands=given.frontier, needless=given.needless)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Operands:
-    """Queries, keys and values as the operator takes them."""
-
-    values: tuple[ir.Value, ir.Value, ir.Value]
-    bias: ir.Value | None
-    """The bias that the operator adds to them, (2·n·h + n·v,)."""
-    chosen: Sequence[Source]
-    """The values that they were taken from."""
-    targets: tuple[Axes, Axes, Axes]
-    scale: float
-    frontier: tuple[ir.Value, ...] = ()
-    """Their operand, where that is above `chosen`."""
-    needless: tuple[ir.Value, ...] = ()
-
-
-def _operands(spec: AttentionSpec, rows: Rows, context: BuildContext, *, flat: bool) -> _Operands:
+def _operands(spec: AttentionSpec, rows: Rows, context: BuildContext, *, flat: bool) -> Operands:
     """The operands of `spec`: from products of their own, or without the biases of their projections, or as they are.
 
     Raises:
@@ -113,38 +103,29 @@ def _operands(spec: AttentionSpec, rows: Rows, context: BuildContext, *, flat: b
     is_plain = spec.sink is None and not spec.scale_values
     pays = context.device.provider.pays if is_plain else frozenset[Paying]()
     own = own_products(spec, builder, joined) if "own-products" in pays else None
-    if own is not None and _scale(spec, own.chosen) > 0:
-        query = _levelled(own.projected, rows, axes, builder)
-        _, key, value = own.projected.operands
-        return _Operands(
-            (query, key, value), own.projected.bias, own.chosen, joined, _scale(spec, own.chosen), own.frontier, own.needless
-        )
+    if own is not None and (scale := scale_of(spec, own.chosen)) > 0:
+        values = _levelled(own.projected, rows, axes, builder)
+        return Operands(values, own.chosen, joined, scale, bias=own.projected.bias, frontier=own.frontier, needless=own.needless)
     targets = joined if flat or spec.sink is not None else (joined[0], *_key_value_targets(spec, joined))
     chosen = [cheapest(operand, target) for operand, target in zip(spec.operands(), targets, strict=True)]
-    scale = _scale(spec, chosen)
+    scale = scale_of(spec, chosen)
     is_bias_taken = "projection-bias" in pays and targets == joined and scale > 0
     projected = read_projection(builder, chosen, targets, spec.dtype) if is_bias_taken else None
     if projected is not None:
-        query = _levelled(projected, rows, axes, builder)
-        _, key, value = projected.operands
-        return _Operands((query, key, value), projected.bias, chosen, targets, scale, projected.operands)
+        values = _levelled(projected, rows, axes, builder)
+        return Operands(values, chosen, targets, scale, bias=projected.bias, frontier=projected.operands)
     query = prepared_query(builder, chosen[0], targets[0], spec, rows, scale)
     key, value = (arranged(builder, item, target, spec.dtype) for item, target in zip(chosen[1:], targets[1:], strict=True))
-    return _Operands((query, key, value), None, chosen, targets, scale)
+    return Operands((query, key, value), chosen, targets, scale)
 
 
-def _scale(spec: AttentionSpec, chosen: Sequence[Source]) -> float:
-    """The number that the operator multiplies scores with."""
-    return spec.scale * chosen[0].factor * chosen[1].factor
-
-
-def _levelled(projected: Projected, rows: Rows, axes: Axes4, builder: Builder) -> ir.Value:
-    """The queries, in rows whose scores must be equal the opposite of the bias, so that they are zero together."""
-    query, _, _ = projected.operands
+def _levelled(projected: Projected, rows: Rows, axes: Axes4, builder: Builder) -> tuple[ir.Value, ir.Value, ir.Value]:
+    """The operands, queries the opposite of the bias in rows whose scores must be equal, so that they are zero together."""
+    query, key, value = projected.operands
     if rows.zero_query is None:
-        return query
+        return query, key, value
     refill = Refill(rows.zero_query, True, -projected.query_bias, rows.keeps_nan)
-    return apply_rows(builder, query, axes.h, refill, axes)
+    return apply_rows(builder, query, axes.h, refill, axes), key, value
 
 
 def _key_value_targets(spec: AttentionSpec, joined: tuple[Axes, Axes, Axes]) -> tuple[Axes, Axes]:

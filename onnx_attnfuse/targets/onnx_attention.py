@@ -17,8 +17,8 @@ from onnx_attnfuse.attention.spec import AttentionSpec
 from onnx_attnfuse.kernels.operators.onnx_attention import INFO
 from onnx_attnfuse.kernels.support import supported
 from onnx_attnfuse.reasons import Reason, Refused
-from onnx_attnfuse.targets.base import BuildContext, Emitted, MaskEncoding, refuse_device, type_name
-from onnx_attnfuse.targets.bias import bias_emitter
+from onnx_attnfuse.targets.base import BuildContext, Emitted, MaskEncoding, refuse_device
+from onnx_attnfuse.targets.bias import full_bias, letters_of
 from onnx_attnfuse.targets.fully_masked_rows import read_rows
 from onnx_attnfuse.targets.layout import grouped, operator, refuse_cache, replacing, shared_heads, with_sink, with_zeros
 from onnx_attnfuse.targets.mask_encoding import is_padding
@@ -34,8 +34,7 @@ def refuse(spec: AttentionSpec, meaning: Meaning, context: BuildContext) -> Reas
     pays = spec.softcap is not None or spec.cache is not None or (repeated and "repeated-heads" in context.device.provider.pays)
     if builder.opset < INFO.since and not (pays or context.opset.asked):
         return Reason("old-opset", f"ai.onnx Attention needs opset {INFO.since}, and the model has {builder.opset}")
-    message = f"ai.onnx Attention is not used for {type_name(spec.dtype)} on {context.device.ep}"
-    unsupported = refuse_device(INFO.key, spec.dtype, context.device, Reason("no-kernel-for-type", message))
+    unsupported = refuse_device(INFO.key, spec.dtype, context.device)
     if unsupported is not None:
         return unsupported
     if spec.scale <= 0:
@@ -74,8 +73,7 @@ def emit(spec: AttentionSpec, meaning: Meaning, context: BuildContext, encoding:
     builder, axes = context.builder, spec.axes
     context.opset.raise_to(INFO.since)
     builder.opset = max(builder.opset, INFO.since)
-    bias = bias_emitter(spec, meaning, context)
-    rows = read_rows(spec, meaning, encoding, bias, context, zeroes=True)
+    rows = read_rows(spec, meaning, encoding, context, zeroes=True)
     has_key = spec.sink is not None or sees_a_key(meaning, context.bounds)
     if rows.bias is not None and not has_key and rows_disagree(rows.bias, context.reader, context.bounds, builder.opset):
         raise Refused("kernels-disagree", DISAGREEING)
@@ -83,10 +81,10 @@ def emit(spec: AttentionSpec, meaning: Meaning, context: BuildContext, encoding:
     if operands.scale <= 0:
         raise Refused("scale-not-positive", f"ai.onnx Attention takes no scale of {operands.scale:g}")
     known = supported(INFO.key, context.device.provider)
-    mask = None if rows.bias is None else bias.full(rows.bias, broadcasts=known.broadcasts_bias)
+    mask = None if rows.bias is None else full_bias(builder, axes, rows.bias, broadcasts=known.broadcasts_bias)
     query, key, value = operands.values
     if spec.sink is not None:
-        key, value = (with_zeros(builder, item, 1) for item in (key, value))
+        key, value = (with_zeros(builder, item) for item in (key, value))
         mask = with_sink(builder, mask, spec.sink, axes, spec.dtype)
     inputs: dict[str, ir.Value | None] = {"Q": query, "K": key, "V": value, "attn_mask": mask}
     inputs["past_key"], inputs["past_value"] = operands.past
@@ -112,6 +110,5 @@ def _shown(encoding: MaskEncoding, bias: IndexedValue | None) -> str:
     """The form in which the mask is passed."""
     words = ["is_causal"] if encoding.causal else []
     if bias is not None:
-        letters = (letter if axis else "1" for letter, axis in zip("bnst", bias.axes, strict=True))
-        words.append(f"attn_mask {' '.join(letters)}")
+        words.append(f"attn_mask {letters_of(bias)}")
     return " + ".join(words) or "none"

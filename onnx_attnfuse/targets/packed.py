@@ -20,9 +20,9 @@ from onnx_attnfuse.attention.spec import AttentionSpec, Layouts, Source
 from onnx_attnfuse.graph.uses import producer_of
 from onnx_attnfuse.kernels.operators.packed_multi_head_attention import INFO
 from onnx_attnfuse.reasons import Reason
-from onnx_attnfuse.targets.base import BuildContext, refuse_device, type_name
-from onnx_attnfuse.targets.bias import bias_emitter
-from onnx_attnfuse.targets.layout import typed
+from onnx_attnfuse.targets.base import BuildContext, refuse_device
+from onnx_attnfuse.targets.bias import bias_emitter, full_bias
+from onnx_attnfuse.targets.layout import scale_of, typed
 from onnx_attnfuse.targets.mask_encoding import is_padding
 
 NAME: str = INFO.option or INFO.key
@@ -42,8 +42,7 @@ class Packing:
 def refuse(spec: AttentionSpec, meaning: Meaning, context: BuildContext) -> Reason | None:
     """Why this operator cannot compute `spec`, or None if it can, by itself."""
     axes = spec.axes
-    otherwise = Reason("no-kernel-for-type", f"PackedMultiHeadAttention has no kernel for {type_name(spec.dtype)}")
-    unsupported = refuse_device(INFO.key, spec.dtype, context.device, otherwise)
+    unsupported = refuse_device(INFO.key, spec.dtype, context.device)
     if unsupported is not None:
         return unsupported
     if spec.softcap is not None:
@@ -119,12 +118,12 @@ def attend(
     tokens = operands[0].axes[0]
     targets: tuple[Axes, ...] = tuple((tokens, (*axes.n, *channels)) for channels in (axes.h, axes.h, axes.v))
     indexed = [IndexedValue(operand.value, (tokens, *operand.axes[1:])) for operand in operands]
-    bias = bias_emitter(spec, meaning, context)
-    added = bias.full(bias.compact(spec.mask)) if spec.mask and meaning.biases else None
+    compact = bias_emitter(spec, meaning, context).compact(spec.mask) if spec.mask and meaning.biases else None
+    added = None if compact is None else full_bias(builder, axes, compact)
     laid = [typed(builder, arrange(builder, item, target), spec.dtype) for item, target in zip(indexed, targets, strict=True)]
     inputs: dict[str, ir.Value | None] = dict(zip(("query", "key", "value"), laid, strict=True))
     inputs |= {"token_offset": packing.offset, "cumulative_sequence_length": packing.starts, "attention_bias": added}
-    scale = spec.scale * chosen[0].factor * chosen[1].factor
+    scale = scale_of(spec, chosen)
     fused = builder.node(
         INFO.name,
         INFO.arranged(inputs),

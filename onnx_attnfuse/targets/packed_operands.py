@@ -24,7 +24,7 @@ from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.rules.reading import read_part
 from onnx_attnfuse.graph.sweep import sweep
 from onnx_attnfuse.graph.uses import is_read_once, viewers
-from onnx_attnfuse.targets.layout import Grouped
+from onnx_attnfuse.targets.layout import Operands
 from onnx_attnfuse.targets.projections import in_order, joined
 
 _PLAIN = {"alpha": 1.0, "beta": 1.0, "transA": 0}
@@ -97,11 +97,11 @@ def merged(products: Sequence[MergedProduct], builder: Builder, hint: str) -> ir
     at first, and constants when all is judged (`graph.folding`). A weight that something else reads too is left: it would be kept
     twice.
     """
-    first, facts, total = products[0], builder.facts, sum(item.columns for item in products)
-    dtype = facts.dtype(first.values[0])
+    first = products[0]
+    dtype = builder.facts.dtype(first.values[0])
     assert dtype is not None
     weights = [builder.transpose(item.weight, [1, 0]) if item.turned else item.weight for item in products]
-    inputs = [first.input, joined(builder, weights, 1, [first.channels, total], dtype)]
+    inputs = [first.input, joined(builder, weights, 1)]
     has_bias, op = any(item.bias is not None for item in products), first.op
     bias = _bias(products, builder, dtype) if has_bias else None
     if bias is not None and op == "Gemm":
@@ -129,7 +129,7 @@ def _bias(products: Sequence[MergedProduct], builder: Builder, dtype: ir.DataTyp
         else builder.reshape(item.bias, [item.columns])
         for item in products
     ]
-    return joined(builder, parts, 0, [sum(item.columns for item in products)], dtype)
+    return joined(builder, parts, 0)
 
 
 def _is_weight(value: ir.Value) -> bool:
@@ -157,7 +157,7 @@ _RANK = 3
 """The axes of each: batch, positions, heads · channels."""
 
 
-def undivided(operands: Grouped, spec: AttentionSpec, builder: Builder) -> ir.Value | None:
+def undivided(operands: Operands, spec: AttentionSpec, builder: Builder) -> ir.Value | None:
     """The value of which queries, keys and values are the pieces, in this order and nothing besides; None if there is none."""
     return _split(operands.values, builder.facts) or _viewed(operands, spec, builder)
 
@@ -175,7 +175,7 @@ def _split(values: Sequence[ir.Value], facts: Facts) -> ir.Value | None:
     return parts[0].whole if is_whole and 0 not in borders else None
 
 
-def _viewed(operands: Grouped, spec: AttentionSpec, builder: Builder) -> ir.Value | None:
+def _viewed(operands: Operands, spec: AttentionSpec, builder: Builder) -> ir.Value | None:
     """The value that three equal parts are read from, by whatever views."""
     facts, axes = builder.facts, spec.axes
     indexed = [source.indexed for source in operands.chosen]

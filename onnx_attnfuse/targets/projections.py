@@ -22,7 +22,6 @@ from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.constants import attribute, constant_tensor, is_readable, is_standard
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.rules.reading import read_part
-from onnx_attnfuse.graph.sizes import Dim
 from onnx_attnfuse.graph.uses import viewers
 from onnx_attnfuse.reasons import Refused
 
@@ -348,7 +347,7 @@ def in_order(constants: Sequence[IndexedValue | None], targets: Sequence[Axis], 
     return None if first is None else first.value
 
 
-def joined(builder: Builder, parts: Sequence[ir.Value], axis: int, dims: Sequence[Dim], dtype: ir.DataType) -> ir.Value:
+def joined(builder: Builder, parts: Sequence[ir.Value], axis: int) -> ir.Value:
     """Constants one after the other: a node at first, and a constant of its own when all is judged (`graph.folding`)."""
     whole = builder.node("Concat", parts, {"axis": axis})
     builder.rearranged.append(whole)

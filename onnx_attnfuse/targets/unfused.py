@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 
-from onnx_attnfuse.attention.axes.factors import Axes, length, refined
+from onnx_attnfuse.attention.axes.factors import Axes, refined
 from onnx_attnfuse.attention.axes.rearrange import arrange
 from onnx_attnfuse.attention.axes.views import IndexedValue
 from onnx_attnfuse.attention.masks.classify import Meaning
@@ -21,14 +21,13 @@ from onnx_attnfuse.attention.spec import Added, AttentionSpec, Axes4, Source
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.ops import REARRANGES, REPEATS
-from onnx_attnfuse.graph.sizes import Dim
 from onnx_attnfuse.kernels.execution_provider import UNFUSED, UnfusedForm
 from onnx_attnfuse.kernels.operators import OpInfo
 from onnx_attnfuse.reasons import Reason, Refused
-from onnx_attnfuse.targets.base import BuildContext, Emitted, MaskEncoding, refuse_device, type_name
-from onnx_attnfuse.targets.bias import bias_emitter
+from onnx_attnfuse.targets.base import BuildContext, Emitted, MaskEncoding, refuse_device
+from onnx_attnfuse.targets.bias import letters_of
 from onnx_attnfuse.targets.fully_masked_rows import Rows, are_as_in_float32, read_rows
-from onnx_attnfuse.targets.layout import arranged, cheapest, replacing
+from onnx_attnfuse.targets.layout import arranged, cheapest, replacing, scale_of
 from onnx_attnfuse.targets.masked_rows import Refill, filled
 
 ALONE: bool = False
@@ -44,8 +43,7 @@ def refuse(spec: AttentionSpec, meaning: Meaning, context: BuildContext) -> Reas
     """Why `spec` is not written in that form, or None if it can be."""
     del meaning
     ep = context.device.ep
-    otherwise = Reason("no-kernel-for-type", f"{ep} is not known to fuse attention of {type_name(spec.dtype)} itself")
-    unsupported = refuse_device(INFO.key, spec.dtype, context.device, otherwise)
+    unsupported = refuse_device(INFO.key, spec.dtype, context.device)
     if unsupported is not None:
         return unsupported
     if spec.softcap is not None:
@@ -75,7 +73,7 @@ def emit(spec: AttentionSpec, meaning: Meaning, context: BuildContext, encoding:
     assert form is not None
     assert spec.dtype is not None
     builder, axes = context.builder, spec.axes
-    rows = read_rows(spec, meaning, encoding, bias_emitter(spec, meaning, context), context)
+    rows = read_rows(spec, meaning, encoding, context)
     targets: tuple[Axes, Axes, Axes] = (
         (axes.b, axes.n, axes.i, axes.h),
         (axes.b, axes.n, axes.h, axes.j),
@@ -83,17 +81,17 @@ def emit(spec: AttentionSpec, meaning: Meaning, context: BuildContext, encoding:
     )
     chosen = [cheapest(_whole(operand), target) for operand, target in zip(spec.operands(), targets, strict=True)]
     query, key, value = (arranged(builder, item, target, spec.dtype) for item, target in zip(chosen, targets, strict=True))
-    scale = spec.scale * chosen[0].factor * chosen[1].factor
+    scale = scale_of(spec, chosen)
     if not _is_kept(scale, spec.dtype):
-        raise Refused("no-kernel-for-type", f"{type_name(spec.dtype)} does not keep the digits of {scale:g} as one factor")
+        raise Refused("no-kernel-for-type", f"{spec.dtype.name.lower()} does not keep the digits of {scale:g} as one factor")
     query = _levelled(builder, query, rows, axes)
     early, late = (scale, 1.0) if form.scale == "queries" else (1.0, scale)
-    scores = _product(builder, _times(builder, query, early), key, spec, (length(axes.i), length(axes.j)))
+    scores = _product(builder, _times(builder, query, early), key, spec)
     scores = _times(builder, scores, late)
     if rows.bias is not None:
         scores = builder.elementwise("Add", [scores, rows.bias.value])
     weights = builder.node("Softmax", [scores], {"axis": -1}, hint=f"{spec.name}/Softmax")
-    result = _product(builder, weights, value, spec, (length(axes.i), length(axes.v)))
+    result = _product(builder, weights, value, spec)
     shown = _shown(scale, rows.bias, form)
     return _replacing(builder, result, spec, rows, chosen, targets, shown)
 
@@ -167,16 +165,14 @@ def _levelled(builder: Builder, query: ir.Value, rows: Rows, axes: Axes4) -> ir.
     return levelled
 
 
-def _product(builder: Builder, left: ir.Value, right: ir.Value, spec: AttentionSpec, last: Sequence[Dim]) -> ir.Value:
+def _product(builder: Builder, left: ir.Value, right: ir.Value, spec: AttentionSpec) -> ir.Value:
     return builder.node("MatMul", [left, right], hint=f"{spec.name}/MatMul")
 
 
 def _shown(scale: float, bias: IndexedValue | None, form: UnfusedForm) -> str:
     """The form for a reader, node by node."""
     factor = ["Mul"] if scale != 1.0 else []
-    added = (
-        [] if bias is None else [f"Add {' '.join(name if axis else '1' for name, axis in zip('bnst', bias.axes, strict=True))}"]
-    )
+    added = [] if bias is None else [f"Add {letters_of(bias)}"]
     first = [*factor, "MatMul"] if form.scale == "queries" else ["MatMul", *factor]
     return ", ".join([*first, *added, "Softmax", "MatMul"])
 

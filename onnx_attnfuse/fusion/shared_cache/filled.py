@@ -13,14 +13,13 @@ import onnx_ir as ir
 
 from onnx_attnfuse.attention.axes.factors import length
 from onnx_attnfuse.fusion.shared_cache.interface import TOTAL
-from onnx_attnfuse.fusion.shared_cache.lengths import Lengths
 from onnx_attnfuse.fusion.shared_cache.sites import CachedSite
 from onnx_attnfuse.fusion.shared_cache.static import written_at
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.sizes import Dim, Size
 from onnx_attnfuse.graph.sweep import sweep
-from onnx_attnfuse.graph.uses import label, viewers
+from onnx_attnfuse.graph.uses import label, sources, viewers
 from onnx_attnfuse.reasons import Refused
 from onnx_attnfuse.verify.decoder_feeds import FilledSource
 
@@ -78,7 +77,7 @@ def grow(builder: Builder, sites: Sequence[CachedSite]) -> None:
             builder.facts.record(indexed.value, [length(axis) for axis in indexed.axes], None)
 
 
-def finish_source(graph: ir.Graph, builder: Builder, sites: Sequence[CachedSite], mask: ir.Value, lengths: Lengths) -> None:
+def finish_source(graph: ir.Graph, builder: Builder, sites: Sequence[CachedSite], mask: ir.Value) -> None:
     """Counts positions where they were given, and gives the rest of the source a mask as long as its buffer.
 
     Raises:
@@ -117,20 +116,9 @@ def _check_all_taken(graph: ir.Graph, position: ir.Value) -> None:
     """
     for node in graph:
         indices = written_at(node)
-        if indices is not None and position in _ancestors(indices):
+        if indices is not None and position in sources([indices]):
             message = f"'{label(node)}' writes at '{position.name}' too, and not into the cache of an attention"
             raise Refused("cache-kept", message, label(node))
-
-
-def _ancestors(value: ir.Value) -> set[ir.Value]:
-    """A value and all that it is computed from."""
-    seen, pending = {value}, [value]
-    for item in pending:
-        node = item.producer()
-        fresh = [part for part in (() if node is None else node.inputs) if part is not None and part not in seen]
-        seen.update(fresh)
-        pending += fresh
-    return seen
 
 
 def _fill_mask(builder: Builder, mask: ir.Value, users: Sequence[ir.Node], whole: Dim) -> None:

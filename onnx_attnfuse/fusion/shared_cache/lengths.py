@@ -75,11 +75,12 @@ def read_lengths(
     kept = builder.cast(mask, ir.DataType.BOOL)
     ones = builder.cast(kept, _SMALL)
     current = builder.node("Slice", [ones, start, end, axis], dims=[batch, new], dtype=_SMALL)
-    counted = _summed(builder, ones)
+    counted = builder.reduce("ReduceSum", ones, [1], keep=False)  # where the mask lies: a length would be copied to a GPU
     counts_ones = padding == "none" or (padding == "after" and builder.opset >= _MAX_TAKES_INTEGERS)
     if not counts_ones:
         rest = builder.constant(np.asarray(1, np.int32))
-        uncounted = _summed(builder, builder.elementwise("Sub", [rest, ones if padding == "unknown" else current]))
+        zeros = builder.elementwise("Sub", [rest, ones if padding == "unknown" else current])
+        uncounted = builder.reduce("ReduceSum", zeros, [1], keep=False)
         counted = builder.elementwise("Add", [counted, uncounted])
     elif padding == "after":
         counted = builder.elementwise("Max", [counted, _width(builder, current, new, on_host=on_host)])
@@ -96,14 +97,6 @@ def _width(builder: Builder, current: ir.Value, new: Dim, *, on_host: bool) -> i
         return builder.cast(builder.shape([new]), _SMALL)
     every = builder.elementwise("Equal", [current, current])
     return builder.reduce("ReduceSum", builder.cast(every, _SMALL), [1], keep=False)
-
-
-def _summed(builder: Builder, ones: ir.Value) -> ir.Value:
-    """How many positions are one, for each entry, (b) int32.
-
-    Counted where the mask lies, as a length would have to be copied to a GPU. There the mask of an empty past cannot be summed.
-    """
-    return builder.reduce("ReduceSum", ones, [1], keep=False)
 
 
 def answer_for_past(builder: Builder, past: ir.Value) -> None:

@@ -1,6 +1,6 @@
 """The cache of a decoder as one buffer of a fixed length, where that is asked for: all of its attentions, or none.
 
-    shared = share_cache(graph, context, candidates, plan_context)
+    shared = Sharing(graph, context, plan_context, ...).share(candidates)
 
 The past as an input and the present as an output get the length of the buffer, `max_sequence_length`; the mask tells lengths.
 The result is run in a loop against the source before it is kept (`verify/decoder_loop.py`).
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 
 import onnx_ir as ir
@@ -62,7 +63,7 @@ from onnx_attnfuse.targets.base import BuildContext
 from onnx_attnfuse.targets.group_query_attention import Places
 from onnx_attnfuse.targets.packed_operands import merge_products
 from onnx_attnfuse.targets.rms_norm import take_in_norms
-from onnx_attnfuse.verify.decoder_feeds import FilledSource, Loop
+from onnx_attnfuse.verify.decoder_feeds import Loop
 from onnx_attnfuse.verify.verdict import Verified
 
 _TARGET = next(item for item in TARGETS if item.INFO.key == target.INFO.key)
@@ -70,56 +71,6 @@ _SHARING = Subject("sharing the buffer of the cache")
 _PARTS = 2
 _NONE = "no attention takes past keys and values as inputs and returns them as outputs"
 """The past, and the appended values."""
-
-
-def share_cache(
-    graph: GraphContext,
-    context: BuildContext,
-    candidates: Sequence[Candidate],
-    plan_context: PlanContext,
-    merged: Merged | None = None,
-    context_length: int | None = None,
-    *,
-    is_quantised: bool = False,
-    runtime: tuple[int, int] | None = None,
-) -> SharedCache:
-    """Makes the cache of a graph one buffer, or leaves all as it was.
-
-    Args:
-        graph: The graph.
-        context: The builder of attentions and its facts.
-        candidates: Its attentions.
-        plan_context: The target of the plan, and assumptions about padding.
-        merged: The merged decoder that the model was extracted from, which the result is then compared with.
-        context_length: How many positions there will be at most, where a caller says so.
-        is_quantised: Whether the cache is to be quantised afterwards.
-        runtime: The older of the ONNX Runtimes that the model will run on and is judged by; None: the newest.
-    """
-    if graph.scope.graph is not graph.model.graph:
-        return SharedCache()
-    cached = [item for item in candidates if item.spec is not None and (item.spec.cache is not None or is_static(item.spec))]
-    if not cached:
-        return SharedCache(note=_no_cache(graph.model.graph))
-    sharing = _Sharing(graph, context, plan_context, merged, context_length, is_quantised=is_quantised, runtime=runtime)
-    sites = sharing.read(cached)
-    if sharing.reasons:
-        return SharedCache(reasons=_named(sharing.reasons), note=_left(next(iter(sharing.reasons.values()))))
-    snapshot, facts = Snapshot(graph.scope.graph), graph.scope.facts
-    held = [*graph.scope.graph.inputs, *(indexed.value for site in sites for indexed in site.cache.present)]
-    origins, shapes = dict(facts.origins), [(value, facts.dims(value)) for value in held]
-
-    def undo() -> None:
-        snapshot.restore()
-        facts.origins.clear()
-        facts.origins.update(origins)
-        for value, dims in shapes:
-            facts.record(value, dims, None)
-
-    with contained(_SHARING, graph.scope.path, undo) as attempt:
-        rest = [item.spec for item in candidates if item.spec is not None and item not in cached]
-        return dataclasses.replace(sharing.share(sites, encoded(rest, facts)), candidates=tuple(cached))
-    assert attempt.reason is not None
-    return SharedCache(reasons=_named({item.node: attempt.reason for item in cached}), note=_left(attempt.reason))
 
 
 def _no_cache(graph: ir.Graph) -> str:
@@ -145,78 +96,100 @@ def _appended(node: ir.Node) -> ir.Value | None:
     return past if past.dtype is not None and past.dtype.is_floating_point() else None
 
 
-def _named(reasons: Mapping[ir.Node, Reason]) -> dict[str, Reason]:
-    """Reasons by the names of attentions."""
-    return {label(node): reason for node, reason in reasons.items()}
+def _left(reasons: Mapping[ir.Node, Reason]) -> SharedCache:
+    """The outcome where the cache is as it was."""
+    first = next(iter(reasons.values()))
+    return SharedCache(reasons={label(node): reason for node, reason in reasons.items()}, note=f"the cache is as it was: {first}")
 
 
-def _left(reason: Reason) -> str:
-    return f"the cache is as it was: {reason}"
-
-
-class _Sharing:
+@dataclasses.dataclass(frozen=True)
+class Sharing:
     """The attentions of one graph on their way to one buffer."""
 
-    def __init__(
-        self,
-        graph: GraphContext,
-        context: BuildContext,
-        plan_context: PlanContext,
-        merged: Merged | None,
-        context_length: int | None,
-        *,
-        is_quantised: bool,
-        runtime: tuple[int, int] | None,
-    ) -> None:
-        self._graph, self._context, self._plan_context, self._merged = graph, context, plan_context, merged
-        provider, assumed = plan_context.device.provider, graph.scope.facts.assumed.names
-        pays = "position-tables" in provider.pays and "indices-in-range" in assumed
-        self._context_length = context_length
-        self._has_tables = pays and context_length is not None
-        """Whether rotations take rows of tables, where they can."""
-        self._on_host = provider.capture is None
-        """Whether sizes lie where the model runs."""
-        self._takes_in_norms = target.takes_in_norms(context) and not is_quantised
-        """Both together are not shown to be right."""
-        since = supported(target.INFO.key, provider).reads_without_new_keys_from
-        self._may_follow = since is not None and (runtime is None or runtime >= since)
-        """Whether an attention may read values appended by an earlier one."""
-        self._found: dict[ir.Node, SiteReport] = {}
-        self.reasons: dict[ir.Node, Reason] = {}
+    graph: GraphContext
+    context: BuildContext
+    """The builder of attentions and its facts."""
+    plan_context: PlanContext
+    """The target of the plan, and assumptions about padding."""
+    merged: Merged | None
+    """The merged decoder that the model was extracted from, which the result is then compared with."""
+    context_length: int | None
+    """How many positions there will be at most, where a caller says so."""
+    is_quantised: bool
+    """Whether the cache is to be quantised afterwards."""
+    runtime: tuple[int, int] | None
+    """The older of the ONNX Runtimes that the model will run on and is judged by; None: the newest."""
+    reports: dict[ir.Node, SiteReport] = dataclasses.field(default_factory=dict["ir.Node", SiteReport])
+    """The reports on attentions as far as they have come."""
 
-    def read(self, cached: Sequence[Candidate]) -> list[CachedSite]:
-        """The attentions as sites; those that cannot be have their reason in `reasons`."""
-        sites: list[CachedSite] = []
+    @property
+    def _on_host(self) -> bool:
+        """Whether sizes lie where the model runs."""
+        return self.plan_context.device.provider.capture is None
+
+    def share(self, candidates: Sequence[Candidate]) -> SharedCache:
+        """Makes the cache of the graph one buffer, or leaves all as it was."""
+        scope = self.graph.scope
+        if scope.graph is not self.graph.model.graph:
+            return SharedCache()
+        cached = [item for item in candidates if item.spec is not None and (item.spec.cache is not None or is_static(item.spec))]
+        if not cached:
+            return SharedCache(note=_no_cache(scope.graph))
+        sites, reasons = self._read(cached)
+        if reasons:
+            return _left(reasons)
+        snapshot, facts = Snapshot(scope.graph), scope.facts
+        held = [*scope.graph.inputs, *(indexed.value for site in sites for indexed in site.cache.present)]
+        origins, shapes = dict(facts.origins), [(value, facts.dims(value)) for value in held]
+
+        def undo() -> None:
+            snapshot.restore()
+            facts.origins.clear()
+            facts.origins.update(origins)
+            for value, dims in shapes:
+                facts.record(value, dims, None)
+
+        with contained(_SHARING, scope.path, undo) as attempt:
+            rest = [item.spec for item in candidates if item.spec is not None and item not in cached]
+            return dataclasses.replace(self._shared(sites, encoded(rest, facts)), candidates=tuple(cached))
+        assert attempt.reason is not None
+        return _left({item.node: attempt.reason for item in cached})
+
+    def _read(self, cached: Sequence[Candidate]) -> tuple[list[CachedSite], dict[ir.Node, Reason]]:
+        """The attentions as sites, and why some cannot be."""
+        sites, reasons = list[CachedSite](), dict[ir.Node, Reason]()
         for candidate in cached:
             assert candidate.spec is not None
             try:
                 sites.append(self._site(candidate, candidate.spec))
             except Refused as refused:
-                self.reasons[candidate.node] = refused.reason
-        if not self.reasons:
-            try:
-                sites = with_leaders(sites, may_follow=self._may_follow)
-                check_together(sites, self._graph.scope.facts)
-                self._check_assumed(sites)
-            except Refused as refused:
-                self.reasons = {candidate.node: refused.reason for candidate in cached}
-        return sites
+                reasons[candidate.node] = refused.reason
+        if reasons:
+            return sites, reasons
+        since = supported(target.INFO.key, self.plan_context.device.provider).reads_without_new_keys_from
+        try:
+            sites = with_leaders(sites, may_follow=since is not None and (self.runtime is None or self.runtime >= since))
+            check_together(sites, self.graph.scope.facts)
+            self._check_assumed(sites)
+        except Refused as refused:
+            reasons = {candidate.node: refused.reason for candidate in cached}
+        return sites, reasons
 
     def _site(self, candidate: Candidate, spec: AttentionSpec) -> CachedSite:
-        graph = self._graph
+        graph = self.graph
         check_lengths(spec)
-        meaning = graph.check_mask(spec, understand(spec, self._context.reader))
+        meaning = graph.check_mask(spec, understand(spec, self.context.reader))
         found = dataclasses.replace(
             unfused(candidate, graph.scope),
             mask=meaning.kind,
             mask_text=meaning.text or None,
             assumptions=assumed_by(spec, meaning, graph.scope.facts),
         )
-        self._found[candidate.node] = found
+        self.reports[candidate.node] = found
         read = read_site if spec.cache is not None else read_static
-        site = read(candidate.node, spec, meaning, self._context)
+        site = read(candidate.node, spec, meaning, self.context)
         if is_fitted(site, graph.scope.facts):
-            self._found[candidate.node] = dataclasses.replace(found, assumptions=named_in_order(*found.assumptions, "masks-fit"))
+            self.reports[candidate.node] = dataclasses.replace(found, assumptions=named_in_order(*found.assumptions, "masks-fit"))
         return site
 
     def _check_assumed(self, sites: Sequence[CachedSite]) -> None:
@@ -225,7 +198,7 @@ class _Sharing:
         Raises:
             Refused: A caller has taken it back.
         """
-        assumed = self._graph.scope.facts.assumed.names
+        assumed = self.graph.scope.facts.assumed.names
         if not self._is_padded(sites):
             return
         if "padded-rows-unused" not in assumed:
@@ -234,9 +207,9 @@ class _Sharing:
             raise Refused("padding-kept", "a window counts padding between tokens, which is not assumed to be at the ends")
 
     def _is_padded(self, sites: Sequence[CachedSite]) -> bool:
-        return sites[0].mask is not None and self._plan_context.padding != "assume-none"
+        return sites[0].mask is not None and self.plan_context.padding != "assume-none"
 
-    def share(self, sites: Sequence[CachedSite], crossed: Sequence[tuple[ir.Value, ir.Value]]) -> SharedCache:
+    def _shared(self, sites: Sequence[CachedSite], crossed: Sequence[tuple[ir.Value, ir.Value]]) -> SharedCache:
         """Builds the buffer, and has the whole model judged.
 
         Args:
@@ -246,38 +219,56 @@ class _Sharing:
         Raises:
             Refused: It cannot be built, or differs.
         """
-        graph = self._graph
+        graph = self.graph
         before = graph.model.clone()
         interface = read_interface(graph.model.graph, graph.scope.facts, sites)
-        names = _Names(graph.model.graph, sites, source_of(sites[0], graph.scope.facts), is_padded=self._is_padded(sites))
+        own = [site for site in sites if site.leader is None]
+        pasts, presents = ([value.name or "" for site in own for value in getattr(site, part)] for part in ("past", "present"))
+        outputs = [value.name or "" for value in graph.model.graph.outputs if value.name not in presents]
+        filled = source_of(sites[0], graph.scope.facts)
         with graph.rewrite(next(iter(graph.model.graph)), _SHARING, graph.scope.path) as edit:
-            mask = sites[0].mask or added_mask(graph.model.graph, self._context.builder, sites[0])
+            mask = sites[0].mask or added_mask(graph.model.graph, self.context.builder, sites[0])
             lengths, attended = self._attended(sites, mask, edit)
-            finish_interface(self._context.builder, attended, interface.states)
+            finish_interface(self.context.builder, attended, interface.states)
             decoder = served(graph.model.graph, interface, mask, attended, lengths, crossed)
-            bounds = [item for item in (decoder.context_length, self._context_length) if item is not None]
+            bounds = [item for item in (decoder.context_length, self.context_length) if item is not None]
             decoder = dataclasses.replace(decoder, context_length=min(bounds, default=None))
-            loop = names.loop(decoder, self._may_rearrange(sites), has_window(sites), self._plan_context)
+            loop = Loop(
+                tokens=decoder.input_ids or decoder.inputs_embeds or "",
+                mask=decoder.attention_mask,
+                ends_anywhere=decoder.mask_ends_anywhere,
+                is_padded=self._is_padded(sites),
+                positions=decoder.position_ids,
+                pasts=_renamed(pasts, decoder.past_keys, decoder.past_values),
+                presents=_renamed(presents, decoder.present_keys, decoder.present_values),
+                outputs=tuple(outputs),
+                any_padding=self._may_rearrange(sites),
+                only_ends=has_window(sites),
+                numbers=self.plan_context.fixed,
+                rotates_each_token=self.plan_context.device.provider.rotates_each_token,
+                filled=filled,
+            )
             check = self._check(before, loop)
             verified = check()
             reports = {item.site.node: self._report(item, sites, verified) for item in attended}
             note = _note(decoder, sites[0], rearranged=self._may_rearrange(sites))
-            tables = counted(self._context.builder).name if any(item.has_tables for item in attended) else None
+            tables = counted(self.context.builder).name if any(item.has_tables for item in attended) else None
             return SharedCache(decoder, reports, note=note, source=before, loop=loop, check=check, tables=tables)
         assert edit.reason is not None
         raise Refused(edit.reason.code, edit.reason.message, edit.reason.node)
 
     def _check(self, before: ir.Model, loop: Loop) -> Callable[[], Verified | None]:
         """The judge of the rewritten model: beside the source, of two merged decoders beside both as they are called."""
-        check, model = self._graph.verifier.check_loop, self._graph.model
-        if self._merged is None:
+        check, model = self.graph.verifier.check_loop, self.graph.model
+        if self.merged is None:
             return functools.partial(check, before, model, loop)
-        return functools.partial(check, self._merged.source, model, dataclasses.replace(loop, branch=self._merged.branch))
+        return functools.partial(check, self.merged.source, model, dataclasses.replace(loop, branch=self.merged.branch))
 
     def _attended(self, sites: Sequence[CachedSite], mask: ir.Value, edit: Edit) -> tuple[Lengths, list[Attended]]:
         """Puts operators that share the buffer in the place of attentions."""
-        graph, builder, axes = self._graph.model.graph, self._context.builder, sites[0].spec.axes
-        new = resolved(length(axes.i), self._plan_context.fixed)
+        graph, builder, axes = self.graph.model.graph, self.context.builder, sites[0].spec.axes
+        provider = self.plan_context.device.provider
+        new = resolved(length(axes.i), self.plan_context.fixed)
         sizes = length(axes.b), new, sites[0].past_length
         prepare(graph, builder, sites[0], mask)
         lengths = read_lengths(builder, mask, *sizes, self._padding(sites), on_host=self._on_host)
@@ -292,19 +283,20 @@ class _Sharing:
         places = Places(None if compaction is None or columns is None else compaction.order.front, columns)
         buffered = target.Buffered(lengths.last, lengths.total, lengths.rows, is_rearranged, places)
         order = NodeOrder(graph)
-        tables = PositionTables(builder) if self._has_tables else None
+        has_tables = "position-tables" in provider.pays and "indices-in-range" in builder.facts.assumed.names
+        tables = PositionTables(builder) if has_tables and self.context_length is not None else None
         found: dict[ir.Node, Attended] = {}
         for site in sites:
             leader = None if site.leader is None else found[site.leader]
-            found[site.node] = attend(site, buffered, self._context, order, edit, tables=tables, leader=leader)
+            found[site.node] = attend(site, buffered, self.context, order, edit, tables=tables, leader=leader)
         attended = [*found.values()]
         for item in attended:
-            give_out(item, self._context)
-        finish_source(graph, builder, sites, mask, lengths)
-        if self._takes_in_norms:
+            give_out(item, builder)
+        finish_source(graph, builder, sites, mask)
+        if target.takes_in_norms(self.context) and not self.is_quantised:  # both together are not shown to be right
             for item in attended:
                 take_in_norms(item.node, builder)
-        if target.merges_projections(self._context):
+        if target.merges_projections(self.context):
             for item in attended:
                 merge_products(item.node, builder)
         if compaction is not None:
@@ -322,25 +314,25 @@ class _Sharing:
 
     def _may_rearrange(self, sites: Sequence[CachedSite]) -> bool:
         """Whether padding may lie anywhere, and not only after the tokens of a prompt."""
-        return self._is_padded(sites) and self._plan_context.padding != "assume-right"
+        return self._is_padded(sites) and self.plan_context.padding != "assume-right"
 
     def _compaction(self, sites: Sequence[CachedSite], lengths: Lengths) -> Compaction:
         """The rearrangement that puts padding after the real tokens, wherever the attentions see them."""
-        used, axes = self._context.builder, sites[0].spec.axes
+        used, axes = self.context.builder, sites[0].spec.axes
         builder = Builder(used.graph, used.facts, used.opset, used.names)  # shares no node with rearranged values
-        builder.at(next(iter(self._graph.model.graph)))
+        builder.at(next(iter(self.graph.model.graph)))
         tokens = Tokens(builder.facts, length(axes.b), length(axes.i), builder.opset)
         return Compaction(builder, tokens, new_order(builder, lengths.new, on_host=self._on_host))
 
     def _report(self, attended: Attended, sites: Sequence[CachedSite], verified: Verified | None) -> SiteReport:
         """The report on one attention."""
-        site, plan_context = attended.site, self._plan_context
+        site, plan_context = attended.site, self.plan_context
         assumed: set[AssumptionName] = set()
         if self._is_padded(sites):
             assumed = {"padded-rows-unused", *(("padding-at-the-ends",) if has_window([site]) else ())}
         if attended.has_tables:
             assumed |= {"indices-in-range"}
-        found = self._found[site.node]
+        found = self.reports[site.node]
         (encoding,) = target.encodings(site.spec, site.meaning)
         params = params_of(site.spec, encoding, _TARGET).with_lengths(plan_context.lengths)
         return dataclasses.replace(
@@ -358,36 +350,9 @@ class _Sharing:
         )
 
 
-class _Names:
-    """Names of inputs and outputs before they are renamed."""
-
-    def __init__(self, model: ir.Graph, sites: Sequence[CachedSite], source: FilledSource | None, *, is_padded: bool) -> None:
-        self._source = source
-        own = [site for site in sites if site.leader is None]
-        self._pasts = [value.name or "" for site in own for value in site.past]
-        self._presents = [value.name or "" for site in own for value in site.present]
-        self._outputs = [value.name or "" for value in model.outputs if value.name not in self._presents]
-        self._is_padded = is_padded
-
-    def loop(self, decoder: ServedDecoder, any_padding: bool, only_ends: bool, plan_context: PlanContext) -> Loop:
-        """How the source and the result are run in a loop."""
-        pasts = [name for pair in zip(decoder.past_keys, decoder.past_values, strict=True) for name in pair]
-        presents = [name for pair in zip(decoder.present_keys, decoder.present_values, strict=True) for name in pair]
-        return Loop(
-            tokens=decoder.input_ids or decoder.inputs_embeds or "",
-            mask=decoder.attention_mask,
-            ends_anywhere=decoder.mask_ends_anywhere,
-            is_padded=self._is_padded,
-            positions=decoder.position_ids,
-            pasts=tuple(zip(self._pasts, pasts, strict=True)),
-            presents=tuple(zip(self._presents, presents, strict=True)),
-            outputs=tuple(self._outputs),
-            any_padding=any_padding,
-            only_ends=only_ends,
-            numbers=plan_context.fixed,
-            rotates_each_token=plan_context.device.provider.rotates_each_token,
-            filled=self._source,
-        )
+def _renamed(names: Sequence[str], keys: Sequence[str], values: Sequence[str]) -> tuple[tuple[str, str], ...]:
+    """The names of keys and values, layer by layer, before and after."""
+    return tuple(zip(names, itertools.chain.from_iterable(zip(keys, values, strict=True)), strict=True))
 
 
 def _note(decoder: ServedDecoder, first: CachedSite, *, rearranged: bool) -> str:

@@ -19,6 +19,7 @@ from onnx_attnfuse.certify.terms import ZERO, Term, add, multiply
 from onnx_attnfuse.fusion.commit import check_apart, commit
 from onnx_attnfuse.fusion.shared_cache.lengths import is_copy
 from onnx_attnfuse.fusion.shared_cache.positions import PositionTables
+from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.constants import is_standard
 from onnx_attnfuse.graph.edit import answer_shapes, connect
 from onnx_attnfuse.graph.facts import Facts
@@ -331,28 +332,18 @@ def attend(
     return Attended(site, emitted, present, emitted.presents, spec is not computed)
 
 
-def give_out(attended: Attended, context: BuildContext) -> None:
-    """Gives out the buffer once no attention of the source reads its concatenation.
-
-    Raises:
-        Refused: It is used elsewhere too.
-    """
-    for old, new in attended.presents:
-        _give_out(old, new, context)
-
-
-def _give_out(old: ir.Value, new: ir.Value, context: BuildContext) -> None:
-    """Gives out the buffer in the place of keys or values that the source put together.
+def give_out(attended: Attended, builder: Builder) -> None:
+    """Gives out the buffer in the place of keys and values that the source put together, once no attention reads these.
 
     Raises:
         Refused: They are used elsewhere too.
     """
-    builder = context.builder
-    answer_shapes(old, builder)
-    for node in {node for node, _ in old.uses()}:
-        sweep(node.outputs)
-    if (others := viewers(old)) or old.uses():
-        name = others[0].name if others else None
-        raise Refused("cache-used", f"'{old.name}', the present keys or values, has other consumers", name)
-    connect(old, new, builder, [])
-    sweep([old])
+    for old, new in attended.presents:
+        answer_shapes(old, builder)
+        for node in {node for node, _ in old.uses()}:
+            sweep(node.outputs)
+        if (others := viewers(old)) or old.uses():
+            name = others[0].name if others else None
+            raise Refused("cache-used", f"'{old.name}', the present keys or values, has other consumers", name)
+        connect(old, new, builder, [])
+        sweep([old])
