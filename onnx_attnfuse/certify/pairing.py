@@ -22,7 +22,7 @@ from onnx_attnfuse.certify import meanings
 from onnx_attnfuse.graph import sizes
 from onnx_attnfuse.graph.constants import constant_tensor, subgraphs
 from onnx_attnfuse.graph.facts import Facts
-from onnx_attnfuse.graph.ops import CONTRIB, STANDARD
+from onnx_attnfuse.graph.ops import CONTRIB, RANDOM, STANDARD
 from onnx_attnfuse.graph.opset import CHANGED
 from onnx_attnfuse.graph.scopes import Scope, scopes
 from onnx_attnfuse.graph.sizes import Dim
@@ -30,7 +30,6 @@ from onnx_attnfuse.thresholds import ORDINARY
 
 _SOFTMAXES = frozenset(["Softmax", "LogSoftmax", "Hardmax"])
 _ORIGIN = "attnfuse.origin"
-_RANDOM = frozenset("RandomNormal RandomNormalLike RandomUniform RandomUniformLike Bernoulli Multinomial Dropout".split())
 _ATTENTIONS = frozenset(["Attention", "MultiHeadAttention", "GroupQueryAttention"])
 _VIEWS = frozenset(
     "Reshape Transpose Unsqueeze Squeeze Expand Concat Slice Split Flatten Identity Gather GatherND Tile Cast Where Pad "
@@ -183,7 +182,7 @@ class Side:
     def _draws(self, node: ir.Node) -> bool:
         """Whether each run of a node may give something else."""
         if node not in self._drawing:
-            self._drawing[node] = any(item.op_type in _RANDOM for item in run_by(self.model, node))
+            self._drawing[node] = any(item.op_type in RANDOM for item in run_by(self.model, node))
         return self._drawing[node]
 
     def _attribute(self, item: ir.Attr) -> str:

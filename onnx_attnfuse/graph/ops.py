@@ -50,6 +50,8 @@ REDUCTIONS = frozenset(
     "ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum ReduceSumSquare".split()
 )
 """One element for all along some axes."""
+RANDOM = frozenset("Bernoulli Dropout Multinomial RandomNormal RandomNormalLike RandomUniform RandomUniformLike".split())
+"""Operators that may give other elements each time they run."""
 CONTROL_FLOW = frozenset(["If", "Loop", "Scan"])
 """Operators that run a graph of their own."""
 

@@ -17,15 +17,13 @@ import onnx_ir as ir
 
 from onnx_attnfuse.graph.constants import given, is_constant, subgraphs
 from onnx_attnfuse.graph.facts import Facts
-from onnx_attnfuse.graph.ops import ASKS_SHAPE, STANDARD, is_standard, plain_domain
+from onnx_attnfuse.graph.ops import ASKS_SHAPE, RANDOM, STANDARD, is_standard, plain_domain
 from onnx_attnfuse.graph.scopes import scopes
 from onnx_attnfuse.graph.tensors import bodies
 from onnx_attnfuse.graph.uses import label
 from onnx_attnfuse.kernels.execution_provider import Capture
 from onnx_attnfuse.kernels.kernel_table import Typed
 from onnx_attnfuse.reasons import Reason
-
-_RANDOM = frozenset("Bernoulli Dropout Multinomial RandomNormal RandomNormalLike RandomUniform RandomUniformLike".split())
 
 
 def capture_blockers(
@@ -92,7 +90,7 @@ class _Search:
             return True
         if is_standard(node, "Identity"):  # ONNX Runtime takes it out before it looks for kernels
             return all(value is not None and self._is_fixed(value) for value in node.inputs)
-        if node.op_type not in _RANDOM and all(value is None or self._is_fixed(value) for value in node.inputs):
+        if node.op_type not in RANDOM and all(value is None or self._is_fixed(value) for value in node.inputs):
             return True
         self.found.update(dict.fromkeys(self._blockers(node, part)))
         return False

@@ -14,9 +14,9 @@ import onnx_ir as ir
 
 from onnx_attnfuse.graph.build import Builder, dims_of
 from onnx_attnfuse.graph.constants import attribute, attributes, constant_array, subgraphs
-from onnx_attnfuse.graph.ops import ASKS_SHAPE, CASTS, ELEMENTWISE, REDUCTIONS, RESHAPES, is_standard
+from onnx_attnfuse.graph.ops import ASKS_SHAPE, CASTS, ELEMENTWISE, RANDOM, REDUCTIONS, RESHAPES, is_standard
 from onnx_attnfuse.graph.rules.reading import axes_of
-from onnx_attnfuse.graph.sizes import Dim
+from onnx_attnfuse.graph.sizes import Dim, symbols
 from onnx_attnfuse.graph.uses import sources
 from onnx_attnfuse.mixers.candidates import Mixer, through
 from onnx_attnfuse.mixers.recurrences import OPERATOR, dependents, read_step
@@ -193,7 +193,7 @@ def _written_out(loop: _Loop, state: ir.Value, builder: Builder) -> dict[ir.Valu
             values[value] = builder.constant(array)
     needed = {value.producer() for value in sources(wanted, lambda value, _: value not in values)}
     for node in (node for node in body if node in needed):
-        if subgraphs(node):
+        if subgraphs(node) or not is_standard(node) or node.op_type in RANDOM:
             raise _left(f"{node.op_type} is in it")
         known = {**values, before: past} if is_standard(node, *ASKS_SHAPE) else values
         inputs = [None if value is None else known.get(value, value) for value in node.inputs]
@@ -302,7 +302,8 @@ class _Whole:
         """The sequence that each turn takes one element of, which must have as many."""
         dims = dims_of(self._builder, source)
         axis = _axis(axis, len(dims))
-        if not self._builder.facts.same(dims[axis], self._turn.length):
+        facts, length = self._builder.facts, self._turn.length
+        if not facts.same(dims[axis], length) or any(any(facts.assumed_equal(name)) for name in symbols(length)):
             raise _left("its turns are not shown to be as many as the tokens")
         return self._builder.transpose(source, [axis, *(other for other in range(len(dims)) if other != axis)])
 

@@ -167,6 +167,10 @@ def test_a_loop_is_one_operator() -> None:
         ),
         ("after = Add(faded, outer)", "nth = Cast<to = 1>(i) added = Mul(outer, nth) after = Add(faded, added)"),
         ("fading = Exp(wide)", "fading = Sigmoid(wide)"),
+        (
+            "queries = Gather<axis = 1>(query, i)",
+            "rows = Gather<axis = 1>(query, i) noise = RandomUniform<shape = [1, 1, 1]>() queries = Mul(rows, noise)",
+        ),
     ],
 )
 def test_near_misses_in_a_loop_are_left(old: str, new: str) -> None:
