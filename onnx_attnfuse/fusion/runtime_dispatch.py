@@ -132,19 +132,22 @@ class Guards:
 def _leaf(op: str, inputs: Sequence[ir.Value], attributes: dict[str, ir.TensorProtocol], builder: Builder) -> ir.Graph:
     """A branch of one node."""
     node = ir.node(op, inputs, attributes, name=builder.name(f"attnfuse/{op}"))
-    node.outputs[0].name = builder.name(f"{node.name}_output")
-    return ir.Graph([], node.outputs, nodes=[node], name=node.name)
+    return _giving([node], node.name, builder)
+
+
+def _giving(nodes: Sequence[ir.Node], name: str | None, builder: Builder) -> ir.Graph:
+    """A branch of nodes, which gives the result of each."""
+    for node in nodes:
+        node.outputs[0].name = builder.name(f"{node.name}_output")
+    return ir.Graph([], [node.outputs[0] for node in nodes], nodes=nodes, name=name)
 
 
 def _handed_on(builder: Builder, values: Sequence[ir.Value], name: str) -> ir.Graph:
     """A branch that gives values from outside."""
     nodes = [ir.node("Identity", [value], name=builder.name(f"attnfuse/{name}")) for value in values]
     for node, value in zip(nodes, values, strict=True):
-        node.outputs[0].name = builder.name(f"{node.name}_output")
-        dtype = builder.facts.dtype(value)
-        if dtype is not None:
-            node.outputs[0].dtype = dtype
-    return ir.Graph([], [node.outputs[0] for node in nodes], nodes=nodes, name=builder.name(f"attnfuse/{name}"))
+        node.outputs[0].type = None if (dtype := builder.facts.dtype(value)) is None else ir.TensorType(dtype)
+    return _giving(nodes, builder.name(f"attnfuse/{name}"), builder)
 
 
 def _branch(builder: Builder, emitted: Emitted, presents: Sequence[ir.Value], name: str) -> ir.Graph:
@@ -227,10 +230,6 @@ def _least(builder: Builder, value: ir.Value) -> list[int]:
 
 def _nothing(builder: Builder, values: Sequence[ir.Value], dtypes: Sequence[ir.DataType]) -> ir.Graph:
     """A branch that gives zeros of the least sizes in place of values that are not needed."""
-    nodes: list[ir.Node] = []
-    for value, dtype in zip(values, dtypes, strict=True):
-        zeros = ir.tensor(np.zeros(_least(builder, value), dtype.numpy()))
-        node = ir.node("Constant", [], {"value": zeros}, name=builder.name("attnfuse/spared"))
-        node.outputs[0].name = builder.name(f"{node.name}_output")
-        nodes.append(node)
-    return ir.Graph([], [node.outputs[0] for node in nodes], nodes=nodes, name="attnfuse/spared")
+    zeros = [ir.tensor(np.zeros(_least(builder, value), dtype.numpy())) for value, dtype in zip(values, dtypes, strict=True)]
+    nodes = [ir.node("Constant", [], {"value": item}, name=builder.name("attnfuse/spared")) for item in zeros]
+    return _giving(nodes, "attnfuse/spared", builder)

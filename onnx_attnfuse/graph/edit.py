@@ -82,6 +82,16 @@ def answer_needless(value: ir.Value, builder: Builder) -> None:
         answer_shapes(value, builder)
 
 
+def replace_inputs(node: ir.Node, inputs: Sequence[ir.Value | None], needless: Iterable[ir.Value], builder: Builder) -> None:
+    """Gives a node other first inputs, and removes values that nothing else needs then."""
+    node.resize_inputs(max(len(inputs), len(node.inputs)))
+    for place, value in enumerate(inputs):
+        node.replace_input_with(place, value)
+    for value in needless:
+        answer_needless(value, builder)
+        sweep([value])
+
+
 def answer_shapes(value: ir.Value, builder: Builder) -> None:
     """Gives readers of the shape of a value the same numbers from elsewhere."""
     for node in list(shape_nodes(value)):

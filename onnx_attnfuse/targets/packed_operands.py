@@ -19,10 +19,9 @@ from onnx_attnfuse.attention.axes.views import is_short
 from onnx_attnfuse.attention.spec import AttentionSpec
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.constants import attribute, constant_tensor, has_unknown_attribute, is_readable, is_standard
-from onnx_attnfuse.graph.edit import answer_needless, known_elsewhere
+from onnx_attnfuse.graph.edit import known_elsewhere, replace_inputs
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.rules.reading import read_part
-from onnx_attnfuse.graph.sweep import sweep
 from onnx_attnfuse.graph.uses import is_read_once, viewers
 from onnx_attnfuse.targets.layout import Operands
 from onnx_attnfuse.targets.projections import in_order, joined
@@ -191,23 +190,13 @@ def _viewed(operands: Operands, spec: AttentionSpec, builder: Builder) -> ir.Val
     return builder.reshape(value, [length(axes.b), length(axes.i), total])
 
 
-def merge_products(node: ir.Node, builder: Builder) -> bool:
-    """Makes one product of those that give an operator its queries, keys and values; whether that was done.
-
-    Args:
-        node: GroupQueryAttention, in the place of the source's nodes already.
-        builder: The builder.
-    """
+def merge_products(node: ir.Node, builder: Builder) -> None:
+    """Makes one product of those that give queries, keys and values to a GroupQueryAttention of the graph, if they do."""
     products = products_of(node, builder)
-    if products is None:
-        return False
-    builder.at(node)
-    for place, value in enumerate((merged(products, builder, node.name or ""), None, None)):
-        node.replace_input_with(place, value)
-    for value in (value for item in products for value in item.values):
-        answer_needless(value, builder)
-        sweep([value])
-    return True
+    if products is not None:
+        builder.at(node)
+        whole, needless = merged(products, builder, node.name or ""), [value for item in products for value in item.values]
+        replace_inputs(node, [whole, None, None], needless, builder)
 
 
 def products_of(node: ir.Node, builder: Builder) -> list[MergedProduct] | None:

@@ -19,11 +19,10 @@ from onnx_attnfuse.attention.axes.views import IndexedValue, upward
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.constants import Array, attribute, constant_array, is_standard
 from onnx_attnfuse.graph.dtypes import narrows
-from onnx_attnfuse.graph.edit import answer_needless
+from onnx_attnfuse.graph.edit import replace_inputs
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.facts_view import Dims
 from onnx_attnfuse.graph.rules.reading import axes_of
-from onnx_attnfuse.graph.sweep import sweep
 from onnx_attnfuse.kernels.operators import group_query_attention
 
 
@@ -202,16 +201,9 @@ def take_in_norms(node: ir.Node, builder: Builder) -> None:
     """Hands an operator of the graph the operands before normalization, if its operands are normalized as it does it."""
     builder.at(node)
     found = before_norms(node, builder)
-    if found is None:
-        return
-    replaced = [value for value in node.inputs[:2] if value is not None]
-    node.resize_inputs(len(found.inputs))
-    for place, value in enumerate(found.inputs):
-        node.replace_input_with(place, value)
-    node.attributes[EPSILON] = ir.AttrFloat32(EPSILON, found.epsilon)
-    for value in replaced:
-        answer_needless(value, builder)
-        sweep([value])
+    if found is not None:
+        replace_inputs(node, found.inputs, [value for value in node.inputs[:2] if value is not None], builder)
+        node.attributes[EPSILON] = ir.AttrFloat32(EPSILON, found.epsilon)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -217,28 +217,27 @@ WeightReader: TypeAlias = Callable[[ir.Node, ir.Value, Facts], "WeightStep | Non
 """Reads the effect of a consumer of the attention weights."""
 
 
+_Read = TypeVar("_Read", ScoreReader, WeightReader)
+
+
 @dataclasses.dataclass(frozen=True)
-class ScoreStepReader:
+class StepReader(Generic[_Read]):
+    """A reader of the effect of operators."""
+
+    name: str
+    domain: str
+    ops: tuple[str, ...]
+    read: _Read
+    doc: str
+    home: str
+
+
+class ScoreStepReader(StepReader[ScoreReader]):
     """A reader of the effect of operators on attention scores."""
 
-    name: str
-    domain: str
-    ops: tuple[str, ...]
-    read: ScoreReader
-    doc: str
-    home: str
 
-
-@dataclasses.dataclass(frozen=True)
-class WeightStepReader:
+class WeightStepReader(StepReader[WeightReader]):
     """A reader of the effect of operators on attention weights."""
-
-    name: str
-    domain: str
-    ops: tuple[str, ...]
-    read: WeightReader
-    doc: str
-    home: str
 
 
 _Entry = TypeVar("_Entry", ScoreStepReader, WeightStepReader)

@@ -13,7 +13,7 @@ import onnx_ir as ir
 
 from onnx_attnfuse.attention.masks.classify import Meaning
 from onnx_attnfuse.attention.spec import AttentionSpec
-from onnx_attnfuse.fusion.packing.forms import AttentionForm, OperatorForm
+from onnx_attnfuse.fusion.packing.forms import AttentionForm
 from onnx_attnfuse.fusion.packing.region import Item, Region, Site, anchor
 from onnx_attnfuse.fusion.packing.tokens import Marks, PadUnpad, UnpadRows
 from onnx_attnfuse.fusion.packing.tokenwise import Step
@@ -29,7 +29,6 @@ from onnx_attnfuse.report.model import SiteReport
 from onnx_attnfuse.rewriting import GraphContext
 from onnx_attnfuse.targets import multi_head_attention, packed
 from onnx_attnfuse.targets.base import MaskEncoding
-from onnx_attnfuse.targets.packed import PackedResult
 from onnx_attnfuse.verify.verdict import Verified
 
 _MAX_SCALAR_LIKE_ELEMENTS = 16
@@ -160,11 +159,6 @@ _MAX_LISTED_NAMES = 3
 _SHAPE_ONLY = Reason("shape-used", "only the shape of its result is used, which packing does not need")
 
 
-def attended_in(packed_region: PackedRegion) -> dict[Site, PackedResult]:
-    """The operators that attentions of a region became."""
-    return packed_region.form.attended if isinstance(packed_region.form, OperatorForm) else {}
-
-
 def packed_params(spec: AttentionSpec, meaning: Meaning, plan_context: PlanContext) -> AttentionParams:
     """Parameters of an attention on packed tokens, for the forecast of its kernel."""
     params = params_of(spec, MaskEncoding("bias" if meaning.biases else "none", when="right_padded"), multi_head_attention)
@@ -183,7 +177,7 @@ def packed_report(
         plan_context: The context of its plan.
         usual: The report on its form where padding is not on the right; None if it is taken to be.
     """
-    attended = attended_in(packed_region).get(site)
+    attended = packed_region.form.attended.get(site)
     if attended is None:
         return usual or dataclasses.replace(found, reasons=(_SHAPE_ONLY,))
     form = "packed + attention_bias" if site.meaning.biases else "packed"

@@ -31,6 +31,8 @@ class AttentionForm(abc.ABC):
         """Truth values (b, s): the token is packed."""
         self.changes_padding = False
         """Whether outputs differ in rows of padding, under `padded-rows-unused`."""
+        self.attended: dict[Site, PackedResult] = {}
+        """The operators that attentions became, when they were last built."""
 
     @abc.abstractmethod
     def pad_unpad(self) -> PadUnpad:
@@ -53,8 +55,6 @@ class OperatorForm(AttentionForm):
         super().__init__(tokens, padding.keep, padding.exact("right_padded") if room is None else None)
         self._fixed = None if room is None else UnpadFixed(context.builder, tokens, self.keep, room).with_packing()
         self._context, self._padding = context, padding
-        self.attended: dict[Site, PackedResult] = {}
-        """The form of each attention, when it was last built."""
 
     def pad_unpad(self) -> PadUnpad:
         """By the operators for it, or by rows whose number is fixed."""

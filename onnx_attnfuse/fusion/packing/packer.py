@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 
 import onnx_ir as ir
@@ -20,7 +21,7 @@ from onnx_attnfuse.attention.match.candidates import Candidate, anchor_of
 from onnx_attnfuse.attention.spec import AttentionSpec
 from onnx_attnfuse.containment import Subject
 from onnx_attnfuse.fusion.commit import inner_values
-from onnx_attnfuse.fusion.packing.build_region import PackedRegion, attended_in, build_region, note, packed_params, packed_report
+from onnx_attnfuse.fusion.packing.build_region import PackedRegion, build_region, note, packed_params, packed_report
 from onnx_attnfuse.fusion.packing.forms import AttentionForm, OperatorForm
 from onnx_attnfuse.fusion.packing.padding_rows import Around, read_padding_rows
 from onnx_attnfuse.fusion.packing.region import Region, Site, SiteRefused, grow, read_site
@@ -39,7 +40,6 @@ from onnx_attnfuse.rewriting import GraphContext
 from onnx_attnfuse.targets import packed
 from onnx_attnfuse.targets.base import BuildContext
 from onnx_attnfuse.targets.mask_encoding import KeyPadding, read_padding
-from onnx_attnfuse.targets.packed import PackedResult
 
 _PACKING = Subject("packing")
 
@@ -259,11 +259,11 @@ def pack(
             found[place] = dataclasses.replace(found[place], mask=meaning.kind, mask_text=meaning.text or None)
             fuser.album.mask(candidate.node, candidate.spec, meaning, fuser.graph.scope)
             wanted[place] = candidate.spec, meaning
-            if packed.refuse(candidate.spec, meaning, fuser.context) is None:
-                unwanted = refuse_packed(packed_params(candidate.spec, meaning, plan_context), fuser.policy, plan_context.device)
-                if unwanted:
-                    found[place] = dataclasses.replace(found[place], reasons=unwanted)
-                    del wanted[place]
+            problem = functools.partial(packed_params, candidate.spec, meaning, plan_context)
+            is_taken = packed.refuse(candidate.spec, meaning, fuser.context) is None
+            if is_taken and (unwanted := refuse_packed(problem(), fuser.policy, plan_context.device)):
+                found[place] = dataclasses.replace(found[place], reasons=unwanted)
+                del wanted[place]
     places = {id(spec): place for place, (spec, _) in wanted.items()}
     notes: list[str] = []
     for packed_region in packer.build_region(list(wanted.values()), [item.node for item in candidates]):
@@ -279,16 +279,11 @@ def pack(
         for site in packed_region.region.sites:
             place = places[id(site.spec)]
             found[place] = packed_report(found[place], packed_region, site, plan_context, others.get(place))
-            _draw(fuser, candidates[place], attended_in(packed_region).get(site))
+            if (attended := packed_region.form.attended.get(site)) is not None:
+                fuser.album.packed(candidates[place].node, attended.node, attended.value, fuser.graph.scope)
         fuser.unsorted = True
     for place, (spec, _) in wanted.items():
         reason = packer.reasons.get(id(spec))
         if reason is not None:
             found[place] = dataclasses.replace(found[place], reasons=(reason,))
     return found, notes
-
-
-def _draw(fuser: SiteFuser, candidate: Candidate, attended: PackedResult | None) -> None:
-    """Draws the packed attentions, if any."""
-    if attended is not None:
-        fuser.album.packed(candidate.node, attended.node, attended.value, fuser.graph.scope)

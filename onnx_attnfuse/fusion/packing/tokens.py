@@ -99,6 +99,19 @@ def as_axes(marks: Marks, dims: Dims, tokens: Tokens) -> tuple[Axes, Factor, Fac
     return tuple(axes), letters["b"], letters["s"]
 
 
+def spread(builder: Builder, value: ir.Value, marks: Marks, tokens: Tokens) -> ir.Value:
+    """A value for every entry and position, where it is the same for some."""
+    if tokens.is_full(value, marks):
+        return value
+    dims = builder.facts.dims(value)
+    if dims is None:
+        raise Refused("two-layouts", f"'{value.name}' is of unknown shape where tokens are rearranged")
+    dims = (*[1] * (len(marks) - len(dims)), *dims)
+    wanted = [tokens.size(mark) if mark else dim for mark, dim in zip(marks, dims, strict=True)]
+    where = [dim != size for dim, size in zip(dims, wanted, strict=True)]
+    return builder.expand(builder.reshape(value, dims), wanted, where)
+
+
 def through(node: ir.Node, value: ir.Value, marks: Marks, tokens: Tokens) -> Marks | None:
     """The marks at the other side of a view, whose output or first input `value` is."""
     dims = tokens.facts.dims(value)
@@ -123,7 +136,7 @@ class PadUnpad(abc.ABC):
         """A value in packed form."""
         build, dtype = self.builder, self.builder.facts.dtype(value)
         whole = build.cast(value, ir.DataType.FLOAT) if dtype == _TRUTH else value
-        whole = self._spread(whole, marks)
+        whole = spread(build, whole, marks, self.tokens)
         dims = build.facts.dims(whole)
         assert dims is not None
         axes, batch, rows = as_axes(marks, dims, self.tokens)
@@ -160,17 +173,6 @@ class PadUnpad(abc.ABC):
         assert dtype is not None
         zero = build.constant(np.zeros((), dtype.numpy()), "attnfuse/zero")
         return build.elementwise("Where", [seen, value, zero])
-
-    def _spread(self, value: ir.Value, marks: Marks) -> ir.Value:
-        """The value for every entry and position, if it is the same for some."""
-        build = self.builder
-        if self.tokens.is_full(value, marks):
-            return value
-        dims = build.facts.dims(value) or ()
-        dims = (1,) * (len(marks) - len(dims)) + tuple(dims)
-        wanted: list[Dim] = [self.tokens.size(mark) if mark else dim for mark, dim in zip(marks, dims, strict=True)]
-        where = [bool(mark) and dim == 1 for mark, dim in zip(marks, dims, strict=True)]
-        return build.expand(build.reshape(value, dims), wanted, where)
 
     @abc.abstractmethod
     def _removed(self, value: ir.Value) -> ir.Value:

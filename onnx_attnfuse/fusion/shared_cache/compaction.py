@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 
-from onnx_attnfuse.fusion.packing.tokens import Marks, Tokens
+from onnx_attnfuse.fusion.packing.tokens import Marks, Tokens, spread
 from onnx_attnfuse.fusion.packing.tokenwise import read_step
 from onnx_attnfuse.graph.build import Builder, dims_of
 from onnx_attnfuse.graph.constants import attribute, is_standard
@@ -250,21 +250,9 @@ class Compaction:
         """A value that enters the region, with its tokens in the new order and one for each entry of the batch."""
         key = value, marks
         if key not in self._moved:
-            self._moved[key] = self._gathered(self._spread(value, marks), marks, self.order.front)
+            each = value if self._tokens.batch == 1 else spread(self._builder, value, marks, self._tokens)
+            self._moved[key] = self._gathered(each, marks, self.order.front)
         return self._moved[key]
-
-    def _spread(self, value: ir.Value, marks: Marks) -> ir.Value:
-        """A value that may be one for all entries of the batch, for each of them."""
-        builder, facts = self._builder, self._builder.facts
-        if self._tokens.is_full(value, marks) or self._tokens.batch == 1:
-            return value
-        dims = facts.dims(value)
-        if dims is None:
-            raise Refused("two-layouts", f"'{value.name}' is of unknown shape where tokens are rearranged")
-        dims = (*[1] * (len(marks) - len(dims)), *dims)
-        wanted = [self._tokens.size(mark) if mark else dim for mark, dim in zip(marks, dims, strict=True)]
-        where = [dim != size for dim, size in zip(dims, wanted, strict=True)]
-        return builder.expand(builder.reshape(value, dims), wanted, where)
 
     def _gathered(self, value: ir.Value, marks: Marks, order: ir.Value) -> ir.Value:
         """The tokens of a value in another order."""
