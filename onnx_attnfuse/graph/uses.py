@@ -46,6 +46,11 @@ def is_read_once(value: ir.Value) -> bool:
     return only_reader(value) is not None
 
 
+def is_copy(node: ir.Node) -> bool:
+    """Whether a node gives its only input."""
+    return is_standard(node, "Identity") or (is_standard(node, "Concat") and len(node.inputs) == 1)
+
+
 def viewers(value: ir.Value) -> list[ir.Node]:
     """The nodes that look at the elements of a value; not those that ask for its shape, themselves or through views."""
     return [node for node, _ in value.uses() if not _asks_for_shape(node)]

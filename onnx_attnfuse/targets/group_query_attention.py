@@ -38,7 +38,7 @@ from onnx_attnfuse.targets.bias import bias_emitter, full_bias
 from onnx_attnfuse.targets.fully_masked_rows import Rows
 from onnx_attnfuse.targets.layout import Operands, grouped, operator, refuse_cache, replacing, shared_heads
 from onnx_attnfuse.targets.mask_encoding import is_padding
-from onnx_attnfuse.targets.packed_operands import undivided
+from onnx_attnfuse.targets.operand_products import undivided
 from onnx_attnfuse.targets.rotary import factors_of, long_tables
 from onnx_attnfuse.thresholds import NO_EXPONENTIAL, ORDINARY
 

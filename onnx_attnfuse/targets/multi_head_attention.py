@@ -33,7 +33,7 @@ from onnx_attnfuse.targets.layout import (
 from onnx_attnfuse.targets.mask_encoding import encodings as whole_encodings
 from onnx_attnfuse.targets.mask_encoding import read_padding, refuse_scores, shown
 from onnx_attnfuse.targets.masked_rows import Refill, apply_rows
-from onnx_attnfuse.targets.separate_projections import Projected, own_products, read_projection
+from onnx_attnfuse.targets.operand_products import Projected, own_products, read_projection
 
 __all__ = ["ALONE", "INFO", "emit", "encodings", "refuse"]
 

@@ -34,9 +34,8 @@ from onnx_attnfuse.graph.constants import Array, attributes, constant_array, con
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.kernels.operators import group_query_attention
 from onnx_attnfuse.targets.masked_rows import Refill, filled
-from onnx_attnfuse.targets.packed_operands import merged, products_of
+from onnx_attnfuse.targets.operand_products import MAX_BIAS_ELEMENTS, merged, products_of
 from onnx_attnfuse.targets.rms_norm import EPSILON, before_norms
-from onnx_attnfuse.targets.separate_projections import MAX_BIAS_ELEMENTS
 
 _BIAS, _MASK = 3, 5
 """Inputs of MultiHeadAttention; those after the mask are of a cache."""

@@ -21,8 +21,15 @@ from onnx_attnfuse.attention.match.candidates import Candidate, anchor_of
 from onnx_attnfuse.attention.spec import AttentionSpec
 from onnx_attnfuse.containment import Subject
 from onnx_attnfuse.fusion.commit import inner_values
-from onnx_attnfuse.fusion.packing.build_region import PackedRegion, build_region, note, packed_params, packed_report
-from onnx_attnfuse.fusion.packing.forms import AttentionForm, OperatorForm
+from onnx_attnfuse.fusion.packing.build_region import (
+    AttentionForm,
+    OperatorForm,
+    PackedRegion,
+    RegionBuilder,
+    note,
+    packed_params,
+    packed_report,
+)
 from onnx_attnfuse.fusion.packing.padding_rows import Around, read_padding_rows
 from onnx_attnfuse.fusion.packing.region import Region, Site, SiteRefused, grow, read_site
 from onnx_attnfuse.fusion.packing.tokens import Tokens
@@ -127,7 +134,7 @@ class Packer(abc.ABC):
             inner = {*region.inner, *(value for site in region.sites for value in inner_values(site.spec))}
             check_shapes(list(inner - region.exits.keys()), self._context.builder)
             self._context.builder.at(anchor_of(first))
-            built = build_region(region, self.form(group.padding, region, around), self._graph)
+            built = RegionBuilder(region, self.form(group.padding, region, around), self._graph).build()
             edit.keep()
             return built
         assert edit.reason is not None

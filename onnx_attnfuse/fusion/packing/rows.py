@@ -21,8 +21,7 @@ from onnx_attnfuse.attention.masks.visible_diagonal import rows_see_themselves
 from onnx_attnfuse.attention.match.candidates import Candidate, anchor_of
 from onnx_attnfuse.attention.spec import AttentionSpec
 from onnx_attnfuse.certify.terms import conjoin
-from onnx_attnfuse.fusion.packing.build_region import PackedRegion, note
-from onnx_attnfuse.fusion.packing.forms import AttentionForm, RowsForm, own_nodes
+from onnx_attnfuse.fusion.packing.build_region import AttentionForm, PackedRegion, RowsForm, note, own_nodes
 from onnx_attnfuse.fusion.packing.packer import Packer
 from onnx_attnfuse.fusion.packing.padding_rows import Around, MaskedRows, read_padding_rows
 from onnx_attnfuse.fusion.packing.region import Region

@@ -25,6 +25,11 @@ from onnx_attnfuse.verify.decoder_feeds import DecoderBranch, Loop
 from onnx_attnfuse.verify.input_kinds import kinds
 from onnx_attnfuse.verify.verdict import Verified
 
+LENGTH, TOTAL = "max_sequence_length", "total_sequence_length"
+"""The names of the buffer's length, and of that of an added mask."""
+POSITIONS = 2
+"""The axis of positions in a cache, (b, heads, positions, channels)."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Merged:

@@ -10,6 +10,7 @@ import onnx_ir as ir
 
 from onnx_attnfuse.attention.axes.factors import length
 from onnx_attnfuse.attention.spec import AttentionSpec
+from onnx_attnfuse.fusion.shared_cache.decoder import LENGTH, POSITIONS, TOTAL
 from onnx_attnfuse.fusion.shared_cache.lengths import Lengths
 from onnx_attnfuse.fusion.shared_cache.positions import Counting, context_length, counts_alike, is_by_place
 from onnx_attnfuse.fusion.shared_cache.sites import Attended, CachedSite
@@ -88,12 +89,6 @@ def _reached(graph: ir.Graph, states: Collection[ir.Value]) -> dict[ir.Value | N
         sources = set[ir.Value]().union(*(found[value] for value in given if value in found))
         found.update(dict.fromkeys(node.outputs, sources))
     return found
-
-
-LENGTH, TOTAL = "max_sequence_length", "total_sequence_length"
-"""The names of the buffer's length, and of that of an added mask."""
-POSITIONS = 2
-"""The axis of positions in a cache, (b, heads, positions, channels)."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -22,8 +22,7 @@ from onnx_attnfuse.attention.match.candidates import find_candidates
 from onnx_attnfuse.attention.match.operands import appending
 from onnx_attnfuse.attention.match.steps import Readers
 from onnx_attnfuse.attention.spec import AttentionSpec
-from onnx_attnfuse.fusion.shared_cache.interface import POSITIONS
-from onnx_attnfuse.fusion.shared_cache.lengths import is_copy
+from onnx_attnfuse.fusion.shared_cache.decoder import POSITIONS
 from onnx_attnfuse.fusion.shared_cache.static import copied_from, is_static, outputs_of, writer
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.constants import is_standard
@@ -33,6 +32,7 @@ from onnx_attnfuse.graph.ops import GATHERS, REARRANGES, SLICES
 from onnx_attnfuse.graph.scopes import all_names, scopes
 from onnx_attnfuse.graph.sizes import Dim, Size
 from onnx_attnfuse.graph.sweep import sweep
+from onnx_attnfuse.graph.uses import is_copy
 from onnx_attnfuse.reasons import Refused
 from onnx_attnfuse.targets.layout import cache_layout, shared_heads
 

@@ -28,9 +28,17 @@ from onnx_attnfuse.fusion.plan import PlanContext, params_of
 from onnx_attnfuse.fusion.report_site import kernel_of_forecast, unfused
 from onnx_attnfuse.fusion.shared_cache.compaction import Compaction, buffer_order, new_order
 from onnx_attnfuse.fusion.shared_cache.decoder import Merged, SharedCache
-from onnx_attnfuse.fusion.shared_cache.filled import finish_source, grow, prepare, source_of
 from onnx_attnfuse.fusion.shared_cache.interface import added_mask, encoded, finish_interface, read_interface, served
-from onnx_attnfuse.fusion.shared_cache.lengths import Lengths, Padding, answer_for_past, read_lengths
+from onnx_attnfuse.fusion.shared_cache.lengths import (
+    Lengths,
+    Padding,
+    answer_for_past,
+    finish_source,
+    grow,
+    prepare,
+    read_lengths,
+    source_of,
+)
 from onnx_attnfuse.fusion.shared_cache.positions import PositionTables, counted
 from onnx_attnfuse.fusion.shared_cache.sites import (
     Attended,
@@ -61,7 +69,7 @@ from onnx_attnfuse.targets import TARGETS
 from onnx_attnfuse.targets import group_query_attention as target
 from onnx_attnfuse.targets.base import BuildContext
 from onnx_attnfuse.targets.group_query_attention import Places
-from onnx_attnfuse.targets.packed_operands import merge_products
+from onnx_attnfuse.targets.operand_products import merge_products
 from onnx_attnfuse.targets.rms_norm import take_in_norms
 from onnx_attnfuse.verify.decoder_feeds import Loop
 from onnx_attnfuse.verify.verdict import Verified

@@ -17,7 +17,6 @@ from onnx_attnfuse.attention.match.operands import appending
 from onnx_attnfuse.attention.spec import AttentionSpec, Cache
 from onnx_attnfuse.certify.terms import ZERO, Term, add, multiply
 from onnx_attnfuse.fusion.commit import check_apart, commit
-from onnx_attnfuse.fusion.shared_cache.lengths import is_copy
 from onnx_attnfuse.fusion.shared_cache.positions import PositionTables
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.constants import is_standard
@@ -27,7 +26,7 @@ from onnx_attnfuse.graph.ops import CASTS, RESHAPES
 from onnx_attnfuse.graph.order import NodeOrder
 from onnx_attnfuse.graph.sizes import Dim, Size
 from onnx_attnfuse.graph.sweep import sweep
-from onnx_attnfuse.graph.uses import viewers
+from onnx_attnfuse.graph.uses import is_copy, viewers
 from onnx_attnfuse.reasons import Refused
 from onnx_attnfuse.rewriting import Edit
 from onnx_attnfuse.targets import group_query_attention as target

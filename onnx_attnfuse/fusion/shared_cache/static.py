@@ -23,12 +23,12 @@ from onnx_attnfuse.attention.match.operands import new_sources
 from onnx_attnfuse.attention.spec import AttentionSpec, Cache, Source
 from onnx_attnfuse.certify import arithmetic
 from onnx_attnfuse.certify.terms import ONE, ZERO, Term, add, subtract
-from onnx_attnfuse.fusion.shared_cache.lengths import is_copy
 from onnx_attnfuse.fusion.shared_cache.sites import CachedSite, Filled, padding_input
 from onnx_attnfuse.graph import sizes
 from onnx_attnfuse.graph.constants import attribute, given, is_standard
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.sizes import Dim
+from onnx_attnfuse.graph.uses import is_copy
 from onnx_attnfuse.reasons import Refused
 from onnx_attnfuse.targets import group_query_attention as target
 from onnx_attnfuse.targets.base import BuildContext

@@ -15,7 +15,7 @@ import pytest
 import onnx_attnfuse
 from onnx_attnfuse.graph import constants, folding
 from onnx_attnfuse.graph.build import Builder
-from onnx_attnfuse.targets import group_query_attention, packed_operands
+from onnx_attnfuse.targets import group_query_attention, operand_products
 from tests.support.decoder_loops import assert_same_at_tokens, buffered, grown, steps
 from tests.support.decoders import PROJECTED, UNPADDED, decoder
 
@@ -187,13 +187,13 @@ def test_a_step_of_packed_operands_can_be_captured(*, rotated: bool) -> None:
 @pytest.mark.parametrize("rotated", [True, False], ids=["rotated inside", "not rotated"])
 def test_a_wrong_order_of_packed_heads_is_found(monkeypatch: pytest.MonkeyPatch, *, rotated: bool) -> None:
     """Keys and values in each other's place, as a mistake of ours would put them."""
-    read, turns = packed_operands._product, itertools.cycle((0, 2, 1))
+    read, turns = operand_products._product, itertools.cycle((0, 2, 1))
 
     def swapped(value: ir.Value | None, reader: ir.Node, builder: Builder) -> object:
         del value
         return read(reader.inputs[next(turns)], reader, builder)
 
-    monkeypatch.setattr(packed_operands, "_product", swapped)
+    monkeypatch.setattr(operand_products, "_product", swapped)
     model = _decoder(PROJECTED, rotated=rotated, dtype="float16")
     result = onnx_attnfuse.optimize(model, ep="cuda", arch="sm90", cache="shared")
     assert result.report.decoder is None
