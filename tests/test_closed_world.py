@@ -28,7 +28,6 @@ from onnx import helper
 import onnx_attnfuse
 from onnx_attnfuse.attention.axes.factors import leaves, new_axes
 from onnx_attnfuse.attention.masks.index_reader import Reader
-from onnx_attnfuse.attention.masks.interpreter import Evaluator, NotEvaluated
 from onnx_attnfuse.attention.masks.mask_terms import position
 from onnx_attnfuse.certify.arrays import Unsupported
 from onnx_attnfuse.certify.certificate import certify
@@ -37,6 +36,7 @@ from onnx_attnfuse.certify.terms import index, number, size, walk
 from onnx_attnfuse.graph.io import from_any
 from onnx_attnfuse.graph.schemas import table, why_unknown
 from onnx_attnfuse.graph.scopes import Scope, scopes
+from onnx_attnfuse.verify.mask_check import Evaluator, NotEvaluated
 from tests.certify.test_meanings import CASES, CONTRIB, UNTOLD, _filled
 from tests.support.operator_schemas import default_of, schemas
 from tests.support.sampling import sample

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from onnx_attnfuse.bodies.core import over_root
 from onnx_attnfuse.bodies.fused_node import Body, FusedNode
-from onnx_attnfuse.bodies.pieces import over_root
 from onnx_attnfuse.graph import sizes
 from onnx_attnfuse.reasons import Refused
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from onnx_attnfuse.bodies.core import joined
 from onnx_attnfuse.bodies.fused_node import Body, FusedNode
-from onnx_attnfuse.bodies.pieces import joined
 from onnx_attnfuse.graph.build import Builder, dims_of
 from onnx_attnfuse.reasons import Refused
 

@@ -11,15 +11,14 @@ from collections.abc import Iterator
 import numpy as np
 import onnx_ir as ir
 
-from onnx_attnfuse.bodies.core import AttentionInputs, decompose
-from onnx_attnfuse.bodies.fused_node import Body, FusedNode
-from onnx_attnfuse.bodies.kv_append import Cache, cache_of
-from onnx_attnfuse.bodies.pieces import (
+from onnx_attnfuse.bodies.core import (
+    AttentionInputs,
     arithmetic,
     before,
     by_entry,
     chosen,
     compared,
+    decompose,
     integer,
     length_of,
     merge_heads,
@@ -28,6 +27,8 @@ from onnx_attnfuse.bodies.pieces import (
     places,
     split_heads,
 )
+from onnx_attnfuse.bodies.fused_node import Body, FusedNode
+from onnx_attnfuse.bodies.kv_append import Cache, cache_of
 from onnx_attnfuse.bodies.rotary_embedding import looked_up, rotated
 from onnx_attnfuse.graph import sizes
 from onnx_attnfuse.graph.build import dims_of

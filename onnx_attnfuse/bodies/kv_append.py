@@ -7,8 +7,7 @@ import dataclasses
 import numpy as np
 import onnx_ir as ir
 
-from onnx_attnfuse.bodies.fused_node import FusedNode
-from onnx_attnfuse.bodies.pieces import (
+from onnx_attnfuse.bodies.core import (
     INTEGER,
     arithmetic,
     by_entry,
@@ -20,6 +19,7 @@ from onnx_attnfuse.bodies.pieces import (
     length_of,
     places,
 )
+from onnx_attnfuse.bodies.fused_node import FusedNode
 from onnx_attnfuse.graph.build import dims_of
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.facts_view import Scalar

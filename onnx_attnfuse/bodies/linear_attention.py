@@ -6,8 +6,8 @@ import math
 
 import onnx_ir as ir
 
+from onnx_attnfuse.bodies.core import joined, merge_heads, repeat_heads, split_heads
 from onnx_attnfuse.bodies.fused_node import Body, FusedNode
-from onnx_attnfuse.bodies.pieces import joined, merge_heads, repeat_heads, split_heads
 from onnx_attnfuse.graph.build import Builder, dims_of
 from onnx_attnfuse.graph.sizes import Dim
 from onnx_attnfuse.reasons import Refused

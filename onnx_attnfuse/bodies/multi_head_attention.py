@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from onnx_attnfuse.bodies.core import decompose
+from onnx_attnfuse.bodies.core import BY_HEAD, decompose, joined, merge_heads, split_heads
 from onnx_attnfuse.bodies.fused_node import Body, FusedNode
 from onnx_attnfuse.bodies.padding import attention_inputs
-from onnx_attnfuse.bodies.pieces import BY_HEAD, joined, merge_heads, split_heads
 from onnx_attnfuse.graph.build import dims_of
 from onnx_attnfuse.reasons import Refused
 

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 
+from onnx_attnfuse.bodies.core import over_root
 from onnx_attnfuse.bodies.fused_node import Body, FusedNode
-from onnx_attnfuse.bodies.pieces import over_root
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.reasons import Refused
 

@@ -10,14 +10,14 @@ import math
 import numpy as np
 import onnx_ir as ir
 
-from onnx_attnfuse.bodies.core import AttentionInputs, decompose
-from onnx_attnfuse.bodies.fused_node import Body, FusedNode
-from onnx_attnfuse.bodies.pieces import (
+from onnx_attnfuse.bodies.core import (
+    AttentionInputs,
     arithmetic,
     before,
     by_entry,
     chosen,
     compared,
+    decompose,
     joined,
     length_of,
     merge_heads,
@@ -25,6 +25,7 @@ from onnx_attnfuse.bodies.pieces import (
     places,
     split_heads,
 )
+from onnx_attnfuse.bodies.fused_node import Body, FusedNode
 from onnx_attnfuse.graph.build import Builder, dims_of
 from onnx_attnfuse.graph.dtypes import largest, widened
 from onnx_attnfuse.graph.sizes import Dim

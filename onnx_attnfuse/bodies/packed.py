@@ -8,15 +8,15 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from onnx_attnfuse.bodies.core import AttentionInputs, decompose
-from onnx_attnfuse.bodies.fused_node import Body, FusedNode
-from onnx_attnfuse.bodies.pieces import (
+from onnx_attnfuse.bodies.core import (
     INTEGER,
     TRUTH,
+    AttentionInputs,
     arithmetic,
     by_entry,
     column,
     compared,
+    decompose,
     integer,
     joined,
     length_of,
@@ -24,6 +24,7 @@ from onnx_attnfuse.bodies.pieces import (
     places,
     split_heads,
 )
+from onnx_attnfuse.bodies.fused_node import Body, FusedNode
 from onnx_attnfuse.graph.sizes import Dim
 from onnx_attnfuse.reasons import Refused
 

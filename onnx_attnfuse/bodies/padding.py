@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from onnx_attnfuse.bodies.core import AttentionInputs
+from onnx_attnfuse.bodies.core import TRUTH, AttentionInputs, before, by_entry, chosen, compared, places
 from onnx_attnfuse.bodies.fused_node import FusedNode
-from onnx_attnfuse.bodies.pieces import TRUTH, before, by_entry, chosen, compared, places
 from onnx_attnfuse.graph.build import dims_of
 from onnx_attnfuse.graph.dtypes import largest, widened
 from onnx_attnfuse.graph.sizes import Dim

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from onnx_attnfuse.bodies.core import INTEGER, arithmetic, joined, places
 from onnx_attnfuse.bodies.fused_node import Body, FusedNode
-from onnx_attnfuse.bodies.pieces import INTEGER, arithmetic, joined, places
 from onnx_attnfuse.graph.build import Builder, dims_of
 from onnx_attnfuse.graph.constants import is_standard
 from onnx_attnfuse.graph.facts_view import Dims

@@ -1,7 +1,18 @@
-"""Support for fused operators by execution providers: `support(op, provider)` is the one place to ask."""
+"""Support for fused operators by execution providers: `support(op, provider)` is the one place to ask.
+
+`provider("webgpu,wasm")` is one record for several (`together`): a model for all of them, so that only forms that are right on
+each are written. A refusal of one refuses for all, and an operator that one wants decomposed is decomposed. Of the forms that
+are right on all, the one with the best worst time is taken (`kernels/forecast.py`).
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from onnx_attnfuse.kernels.conditions import AttentionParams
 from onnx_attnfuse.kernels.execution_provider import UNFUSED, ExecutionProvider, OpSupport
 from onnx_attnfuse.kernels.operators import by_key
 from onnx_attnfuse.reasons import Reason, Refused
@@ -43,3 +54,81 @@ def supported(op: str, provider: ExecutionProvider) -> OpSupport:
     if isinstance(found, Reason):
         raise Refused(found.code, found.message)
     return found
+
+
+@functools.cache
+def together(members: tuple[ExecutionProvider, ...]) -> ExecutionProvider:
+    """The record of several execution providers; sessions are started as the first one wants it."""
+    first = members[0]
+    graphics = next((item for item in members if item.architectures), first)
+    return dataclasses.replace(
+        first,
+        name=",".join(item.name for item in members),
+        known_from="; ".join(f"{item.name}: {item.known_from}" for item in members),
+        operators={op: _common(op, members) for op in by_key()},
+        members=members,
+        architectures=graphics.architectures,
+        default_architecture=graphics.default_architecture,
+        architecture_here=graphics.architecture_here,
+        is_preferred=False,
+        unfused_form=next((item.unfused_form for item in members if item.unfused_form is not None), None),
+        keeps_fused=all(item.keeps_fused for item in members),
+        skip_norms=next((kind for kind in ("none", "without sum") if any(item.skip_norms == kind for item in members)), None),
+        decomposed_norms=frozenset[str]().union(*(item.decomposed_norms for item in members)),
+        rotates=all(item.rotates for item in members),
+        shares_cache=all(item.shares_cache for item in members),
+        fixed_sizes=any(item.fixed_sizes for item in members),
+        mixes_up_inputs=any(item.mixes_up_inputs for item in members),
+        any_by="ReduceMax" if any(item.any_by == "ReduceMax" for item in members) else "ReduceSum",
+        computes_in_float16=any(item.computes_in_float16 for item in members),
+        gathers_flat=any(item.gathers_flat for item in members),
+        merges_into_norms=any(item.merges_into_norms for item in members),
+        rounds_float16=_agreed([item.rounds_float16 for item in members]),
+        keeps_nan_rows=_agreed([item.keeps_nan_rows for item in members]),
+        rotates_each_token=all(item.rotates_each_token for item in members),
+        takes_if=all(item.takes_if for item in members),
+        pays=first.pays.intersection(*(item.pays for item in members)),
+        options_for_if={},
+        unfused_time=None,
+        switching=None,
+        capture=None,
+    )
+
+
+def _agreed(facts: Sequence[bool | None]) -> bool | None:
+    """A fact that is the same on all providers; None, not known, where they disagree."""
+    return facts[0] if len(set(facts)) == 1 else None
+
+
+def _common(op: str, members: Sequence[ExecutionProvider]) -> OpSupport | Reason:
+    """The support that all members have for an operator, or the first reason why one has none."""
+    found: list[OpSupport] = []
+    for member in members:
+        known = support(op, member)
+        if isinstance(known, Reason):
+            return known
+        found.append(known)
+    return OpSupport(
+        known_from="; ".join(f"{member.name}: {item.known_from}" for member, item in zip(members, found, strict=True)),
+        runs=found[0].runs.intersection(*(item.runs for item in found)),
+        written=found[0].written.intersection(*(item.written for item in found)),
+        masks=found[0].masks.intersection(*(item.masks for item in found)),
+        causal=all(item.causal for item in found),
+        by_default=all(item.by_default for item in found),
+        packed_inputs=all(item.packed_inputs for item in found),
+        keys_by_head=all(item.keys_by_head for item in found),
+        broadcasts_bias=all(item.broadcasts_bias for item in found),
+        rotates_inside=all(item.rotates_inside for item in found),
+        is_wrong=_any([item.is_wrong for item in found]),
+        assumes=_any([item.assumes for item in found]),
+        math_is_safe=all(item.math_is_safe for item in found),
+    )
+
+
+_Answer = TypeVar("_Answer")
+
+
+def _any(tests: Sequence[Callable[[AttentionParams], _Answer | None] | None]) -> Callable[[AttentionParams], _Answer | None]:
+    """The first answer that any member has to an attention."""
+    asked = [test for test in tests if test is not None]
+    return lambda params: next((answer for test in asked if (answer := test(params)) is not None), None)

@@ -30,7 +30,7 @@ def provider(name: str) -> ExecutionProvider:
         OptionError: There is none of this name, or one is named twice.
     """
     if "," in name:
-        from onnx_attnfuse.kernels.several_providers import together
+        from onnx_attnfuse.kernels.support import together
 
         parts = [part.strip() for part in name.split(",")]
         if len(set(parts)) < len(parts):

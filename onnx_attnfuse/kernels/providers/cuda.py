@@ -16,6 +16,7 @@ import onnx_ir as ir
 
 from onnx_attnfuse.graph.dtypes import FLOATS_TO_32, HALVES
 from onnx_attnfuse.kernels import gpus
+from onnx_attnfuse.kernels.capture import CAPTURE
 from onnx_attnfuse.kernels.conditions import (
     MOST_SCORES,
     AttentionParams,
@@ -43,7 +44,6 @@ from onnx_attnfuse.kernels.conditions import (
     several_with_cache,
     up_to_rows,
 )
-from onnx_attnfuse.kernels.cuda_capture import CAPTURE
 from onnx_attnfuse.kernels.execution_provider import ANY_MASK, ExecutionProvider, Kernels, OpSupport, Settings, Switching
 from onnx_attnfuse.reasons import Reason
 

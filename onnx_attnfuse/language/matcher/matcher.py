@@ -30,8 +30,7 @@ from onnx_attnfuse.language.matcher.discrimination_net import (
     Variant,
 )
 from onnx_attnfuse.language.matcher.match_state import Bound, FilledSlot, Goal, Match, MatchedGuard, State, Trace
-from onnx_attnfuse.language.matcher.operands import TOLERANCE, OperandGoals, factors_of
-from onnx_attnfuse.language.matcher.traverse import Traversal
+from onnx_attnfuse.language.matcher.operands import TOLERANCE, OperandGoals, Traversal, factors_of
 
 _MOVING = frozenset(["also", "scores"])
 """The attributes of a step that give its place and not its effect."""

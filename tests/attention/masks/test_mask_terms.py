@@ -15,12 +15,12 @@ import pytest
 import onnx_attnfuse
 from onnx_attnfuse.attention.axes.factors import Factor
 from onnx_attnfuse.attention.masks import mask_terms
-from onnx_attnfuse.attention.masks.interpreter import Evaluator
 from onnx_attnfuse.attention.masks.mask_terms import disjunction, element_of, index, negation, normal, position, truth
 from onnx_attnfuse.certify.arithmetic import at_most, below, equals
 from onnx_attnfuse.certify.arrays import Unsupported
 from onnx_attnfuse.certify.terms import FALSE, TRUE, Term, add, conjoin, disjoin, element, ite, multiply, negate, number
 from onnx_attnfuse.graph import sizes
+from onnx_attnfuse.verify.mask_check import Evaluator
 
 ROWS, KEYS = Factor(3), Factor(4)
 ROW, KEY = index(ROWS), index(KEYS)
