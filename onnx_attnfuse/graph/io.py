@@ -25,7 +25,7 @@ import onnx
 import onnx_ir as ir
 
 from onnx_attnfuse.errors import ModelError, OptionError
-from onnx_attnfuse.graph import external, faults, protobuf
+from onnx_attnfuse.graph import external, faults
 from onnx_attnfuse.graph.faults import check_types
 from onnx_attnfuse.graph.schemas import mark_versions
 from onnx_attnfuse.graph.staging import staged
@@ -197,7 +197,7 @@ def _content(path: pathlib.Path) -> bytes | memoryview:
         remedy = f"pass its .onnx file: {', '.join(found[:_NAMED])}" if found else "it holds no .onnx file; check the path"
         raise ModelError(f"{path} is a folder; {remedy}")
     try:
-        data = protobuf.content(path)
+        data = external.content(path)
     except FileNotFoundError:
         raise ModelError(f"{path} does not exist; check the path") from None
     except OSError as error:
@@ -319,13 +319,13 @@ def _write(model: ir.Model, renamed: Mapping[str, str], file: BinaryIO, *, is_re
         if is_result:
             check_written(proto)
             faults.check_faults(model)
-        for tensor in protobuf.tensors(proto) if renamed else ():
+        for tensor in external.tensors(proto) if renamed else ():
             for entry in tensor.external_data:
                 if entry.key == "location":
                     entry.value = renamed.get(entry.value, entry.value)
         initializers = [_with_data(item, weights.get(item.name)) for item in proto.graph.initializer]
         proto.graph.ClearField("initializer")
-        protobuf.write(proto, initializers, file)
+        external.write(proto, initializers, file)
     except (google.protobuf.message.EncodeError, ir.serde.SerdeError, ValueError) as error:
         raise ModelError(f"the model cannot be written: {_root_cause(error)}; export it again") from error
     if file.tell() >= 2**31:
@@ -336,21 +336,21 @@ def _without_data(tensor: ir.TensorProtocol) -> ir.ExternalTensor:
     return ir.ExternalTensor("", 0, 0, tensor.dtype, shape=ir.Shape(tensor.shape.numpy()), name=tensor.name or "")
 
 
-def _with_data(proto: onnx.TensorProto, tensor: ir.TensorProtocol | None) -> protobuf.Initializer:
+def _with_data(proto: onnx.TensorProto, tensor: ir.TensorProtocol | None) -> external.Initializer:
     """An initializer; `proto` is the whole of it if there is no tensor, else all of it but its data."""
     if tensor is None:
-        return protobuf.Initializer(proto)
+        return external.Initializer(proto)
     if isinstance(tensor, ir.serde.TensorProtoTensor) and not tensor.raw.HasField("raw_data"):
         whole = ir.serde.serialize_tensor(tensor)
         whole.name = proto.name
         whole.ClearField("metadata_props")
         whole.metadata_props.extend(proto.metadata_props)
-        return protobuf.Initializer(whole)
+        return external.Initializer(whole)
     proto.ClearField("external_data")
     proto.ClearField("data_location")
     if tensor.doc_string:
         proto.doc_string = tensor.doc_string
-    return protobuf.Initializer(proto, tensor.nbytes, tensor.tobytes)
+    return external.Initializer(proto, tensor.nbytes, tensor.tobytes)
 
 
 def _to_proto(model: ir.Model) -> onnx.ModelProto:

@@ -13,7 +13,7 @@ import onnx
 import pytest
 
 from onnx_attnfuse.errors import ModelError, OptionError
-from onnx_attnfuse.graph import io, protobuf
+from onnx_attnfuse.graph import external, io
 from onnx_attnfuse_cli.main import main
 from tests.support import small_models
 
@@ -231,13 +231,13 @@ def test_a_renamed_data_file_is_renamed_in_branches_and_functions_too(tmp_path: 
     <domain: "own", opset_import: ["" : 18]> more (i) => (o) { k = Constant<value = float[2] {0, 0}>() o = Mul(i, k) }"""
     model, there = small_models.parsed(text), tmp_path / "there"
     (tmp_path / "weights.bin").write_bytes(np.arange(1, 7, dtype=np.float32).tobytes())
-    for offset, tensor in enumerate(protobuf.tensors(model)):
+    for offset, tensor in enumerate(external.tensors(model)):
         small_models.point_to(tensor, "weights.bin", offset=8 * offset, length=8)
     there.mkdir()
     small_models.written(model, tmp_path / "model.onnx")
     io.save(io.load(tmp_path / "model.onnx"), there / "out.onnx")
     loaded = onnx.load_model(there / "out.onnx", load_external_data=False)
-    places = [{item.key: item.value for item in tensor.external_data} for tensor in protobuf.tensors(loaded)]
+    places = [{item.key: item.value for item in tensor.external_data} for tensor in external.tensors(loaded)]
     assert [place["location"] for place in places] == ["out.onnx.data"] * 3
     assert sorted(int(place["offset"]) for place in places) == [0, 8, 16]
 

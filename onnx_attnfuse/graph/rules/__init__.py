@@ -11,12 +11,11 @@ import onnx_ir as ir
 
 from onnx_attnfuse.graph.ops import is_attention, plain_domain
 from onnx_attnfuse.graph.rules.contents import CONTENTS
-from onnx_attnfuse.graph.rules.dtypes import infer_dtype
 from onnx_attnfuse.graph.rules.products import PRODUCTS, contrib_attention
 from onnx_attnfuse.graph.rules.reading import ShapeRule
 from onnx_attnfuse.graph.rules.selections import SELECTIONS
 from onnx_attnfuse.graph.rules.shapes import ELEMENTWISE, MAKERS, VIEWS
-from onnx_attnfuse.graph.rules.tables import contrib_rule, inferred
+from onnx_attnfuse.graph.rules.tables import contrib_rule, infer_dtype, inferred
 
 __all__ = ["CONTENTS", "infer_dtype", "shape_rule"]
 

@@ -3,6 +3,11 @@
 A rewritten graph calls `block_mask` once for each rule, and `attend` for each attention. Inside of a graph that inductor
 compiles both are traced; where the rest runs eagerly they are compiled by themselves. On a CPU flex attention is computed with
 all weights, which is for tests alone.
+
+The kernels of flex attention find the blocks of entry b at `(b * heads + head) * stride(1)` of each tensor, whatever
+`stride(0)` is. Of an axis of one head, inductor makes the stride that it likes: 0 where the tensor is a part of another one, so
+that every entry has as many blocks as the first, or that of the whole tensor, which leads beyond its end. So strides are asked
+for by `as_strided`, the one operator whose result has no others.
 """
 
 from __future__ import annotations
@@ -15,12 +20,12 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 from torch._higher_order_ops.flex_attention import flex_attention as operator
 from torch.nn import functional
 from torch.nn.attention import flex_attention
 from torch.nn.attention.flex_attention import BlockMask, noop_mask
 
-from onnx_attnfuse.training.pytorch.blocks import sort_blocks
 from onnx_attnfuse.training.pytorch.programs import Program, run, uses
 from onnx_attnfuse.training.pytorch.rows import gradient_term, level
 from onnx_attnfuse.training.pytorch.trace import is_plain
@@ -205,3 +210,39 @@ def _compiled(function: Callable[..., Any], *rule: Any) -> Callable[..., Any]:
 
 
 _COPIES = itertools.count()
+
+
+def sort_blocks(seen: Tensor, whole: int) -> list[Tensor]:
+    """Sorts blocks: first those that are there, in order.
+
+    Args:
+        seen: (b, n, r, c): how many pairs of each block see each other.
+        whole: How many pairs a block has.
+
+    Returns:
+        For partial blocks, then for full ones: counts as (b, n, r) and columns as (b, n, r, c) for rows; then the same for keys,
+        counts as (b, n, c) and rows as (b, n, c, r). All are int32.
+    """
+    full = seen == whole
+    partial = (seen > 0) & ~full
+    turned = (blocks.transpose(2, 3) for blocks in (partial, full))
+    return [with_strides_of_its_shape(found) for blocks in (partial, full, *turned) for found in sorted_columns(blocks)]
+
+
+def sorted_columns(blocks: Tensor) -> tuple[Tensor, Tensor]:
+    """How many blocks of each row there are, and their columns in order, those that are not there last.
+
+    No sort operator does that, which takes minutes to compile for some hundred blocks.
+    """
+    ones = blocks.to(torch.int32)
+    count = ones.sum(-1)
+    there, missing = ones.cumsum(-1) - 1, count.unsqueeze(-1) + (1 - ones).cumsum(-1) - 1
+    columns = torch.arange(blocks.shape[-1], dtype=torch.int32, device=blocks.device).expand(blocks.shape)
+    order = torch.zeros(blocks.shape, dtype=torch.int32, device=blocks.device)
+    return count.to(torch.int32), order.scatter(-1, torch.where(blocks, there, missing).long(), columns)
+
+
+def with_strides_of_its_shape(found: Tensor) -> Tensor:
+    """A tensor whose last axis is contiguous, and each axis before around those after it, axes of length 1 too."""
+    strides = [math.prod(found.shape[place + 1 :]) for place in range(found.dim())]
+    return found.contiguous().as_strided(found.shape, strides)
