@@ -12,8 +12,7 @@ from typing import Literal
 import onnx_ir as ir
 
 from onnx_attnfuse.api import Result
-from onnx_attnfuse.bench.inputs import fitting
-from onnx_attnfuse.bench.process import Child, ChildError
+from onnx_attnfuse.bench.process import Child, ChildError, fitting
 from onnx_attnfuse.errors import MissingDependencyError, RunError
 from onnx_attnfuse.graph import io
 from onnx_attnfuse.graph.ops import is_attention

@@ -14,9 +14,8 @@ from typing import Literal
 import numpy as np
 import onnx
 
-from onnx_attnfuse.bench.compare import run
-from onnx_attnfuse.bench.contenders import Contender
-from onnx_attnfuse.bench.inputs import Sample
+from onnx_attnfuse.bench.compare import Contender, run
+from onnx_attnfuse.bench.process import Sample
 from onnx_attnfuse.graph.ops import CONTRIB
 from onnx_attnfuse.kernels.conditions import MOST_SCORES
 from onnx_attnfuse.kernels.execution_provider import Settings

@@ -15,9 +15,8 @@ import onnx_ir as ir
 from onnx_attnfuse.attention.match.candidates import find_candidates
 from onnx_attnfuse.attention.spec import AttentionSpec
 from onnx_attnfuse.bench import compare
-from onnx_attnfuse.bench.compare import Figures
-from onnx_attnfuse.bench.contenders import ORIGINAL, OURS, Contender, check_names, contenders
-from onnx_attnfuse.bench.inputs import Sample, fitting, sample
+from onnx_attnfuse.bench.compare import ORIGINAL, OURS, Contender, Figures, check_names, contenders
+from onnx_attnfuse.bench.process import Sample, fitting, sample
 from onnx_attnfuse.bench.roofline import Limit, Work, limit, work
 from onnx_attnfuse.errors import MissingDependencyError, ModelError, OptionError
 from onnx_attnfuse.fusion.shared_cache.interface import LENGTH

@@ -26,6 +26,7 @@ from onnx_attnfuse.certify.forms import (
 from onnx_attnfuse.certify.magnitudes import absorbed
 from onnx_attnfuse.certify.softmaxes import is_masked, without_row
 from onnx_attnfuse.certify.solvers import Obligation, obligation
+from onnx_attnfuse.certify.sums import Weights, holds_weights, is_nothing
 from onnx_attnfuse.certify.terms import (
     FALSE,
     TRUE,
@@ -42,7 +43,6 @@ from onnx_attnfuse.certify.terms import (
     subtract,
     truth,
 )
-from onnx_attnfuse.certify.weights import Weights, holds_weights, is_nothing
 from onnx_attnfuse.thresholds import ABSORBS, LEVELS_HALF
 
 Facts = tuple[Term, ...]

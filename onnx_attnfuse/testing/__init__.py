@@ -14,7 +14,15 @@ the original on hostile inputs: every kind of mask and padding, rows without a k
 
 from __future__ import annotations
 
-from onnx_attnfuse.testing.asserting import Model, as_model, assert_case, assert_fuses, assert_refuses
-from onnx_attnfuse.testing.cases import Case, Expectation, cases_in
+from onnx_attnfuse.testing.asserting import (
+    Case,
+    Expectation,
+    Model,
+    as_model,
+    assert_case,
+    assert_fuses,
+    assert_refuses,
+    cases_in,
+)
 
 __all__ = ["Case", "Expectation", "Model", "as_model", "assert_case", "assert_fuses", "assert_refuses", "cases_in"]

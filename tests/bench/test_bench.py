@@ -16,10 +16,8 @@ import pytest
 
 from onnx_attnfuse.bench import op_sweep
 from onnx_attnfuse.bench import run as bench_run
-from onnx_attnfuse.bench.compare import Figures, figures, run
-from onnx_attnfuse.bench.contenders import Contender, contenders
-from onnx_attnfuse.bench.inputs import Sample, fitting, sample
-from onnx_attnfuse.bench.process import Child, ChildError
+from onnx_attnfuse.bench.compare import Contender, Figures, contenders, figures, run
+from onnx_attnfuse.bench.process import Child, ChildError, Sample, fitting, sample
 from onnx_attnfuse.bench.run import Alone, Contest, cut_attention, picture
 from onnx_attnfuse.errors import ModelError
 from onnx_attnfuse.graph import io

@@ -14,7 +14,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from onnx_attnfuse import optimize
-from onnx_attnfuse.bench.inputs import sample
+from onnx_attnfuse.bench.process import sample
 from onnx_attnfuse.bench.roofline import Limit, Work, limit, share_in_words, work
 from onnx_attnfuse.bench.run import device_limits
 from onnx_attnfuse.graph import io

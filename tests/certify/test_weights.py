@@ -10,9 +10,8 @@ import onnx_ir as ir
 import pytest
 
 import onnx_attnfuse
-from onnx_attnfuse.certify.sums import total
+from onnx_attnfuse.certify.sums import is_nothing, total
 from onnx_attnfuse.certify.terms import Term, add, element, index, multiply, number, subtract
-from onnx_attnfuse.certify.weights import is_nothing
 from onnx_attnfuse.graph import io
 from tests.certify.test_claims import BUNDLED, proofs
 
