@@ -48,13 +48,9 @@ def check_decoder(before: ir.Model, after: ir.Model, loop: Loop, operators: Oper
     wide = undecided("it has too many weights to run it in float32")
     if weight_bytes(before) <= _MOST_WEIGHTS:
         wide = _judged(widened(before), widened(after), loop, operators)
-    if _computes_in(before, ir.DataType.BFLOAT16) or (wide.undecided is None and not wide.equal):
+    if is_half(before, [ir.DataType.BFLOAT16]) or (wide.undecided is None and not wide.equal):
         return by_this_runtime(wide)
     return by_this_runtime(_judged(before, after, loop, operators))
-
-
-def _computes_in(model: ir.Model, dtype: ir.DataType) -> bool:
-    return any(value.dtype == dtype for value in (*model.graph.inputs, *model.graph.initializers.values()))
 
 
 def _judged(before: ir.Model, after: ir.Model, loop: Loop, operators: Operators) -> Verdict:

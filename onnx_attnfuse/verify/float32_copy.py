@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import pathlib
 import tempfile
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Container, Generator
 from typing import TypeAlias
 
 import numpy as np
@@ -24,10 +24,10 @@ _LARGE = 1 << 28
 """Bytes of weights above which a model is run in fewer loops."""
 
 
-def is_half(model: ir.Model) -> bool:
-    """Whether something of a model is computed in a half type."""
+def is_half(model: ir.Model, types: Container[ir.DataType | None] = HALVES) -> bool:
+    """Whether something of a model is computed in a half type, or in one of some of these."""
     values = [*model.graph.inputs, *model.graph.initializers.values()]
-    return any(value.dtype in HALVES for value in values)
+    return any(value.dtype in types for value in values)
 
 
 def weight_bytes(model: ir.Model) -> int:

@@ -10,7 +10,6 @@ the graph tells ids from ids no further, as token types from positions, the name
 from __future__ import annotations
 
 import dataclasses
-from collections import deque
 from collections.abc import Iterator, Mapping
 from typing import Literal
 
@@ -24,7 +23,7 @@ from onnx_attnfuse.graph.ops import CASTS, CONTRIB, REARRANGES
 from onnx_attnfuse.graph.sizes import Dim
 from onnx_attnfuse.kernels.operators import info_of
 from onnx_attnfuse.verify.inputs import Array, InputCase, Slot
-from onnx_attnfuse.verify.subgraph import is_addend
+from onnx_attnfuse.verify.subgraph import is_addend, uses_through
 
 KindName = Literal["ids", "types", "positions", "mask", "bias", "lengths", "last", "total", "image", "numbers"]
 """Ids of tokens and of their types; ..., the place of the last key of each entry, the number of keys."""
@@ -113,14 +112,11 @@ def _by_use(value: ir.Value, facts: Facts) -> InputKind | None:
 
 def _reached(value: ir.Value, through: frozenset[str]) -> Iterator[tuple[ir.Node, int]]:
     """The uses of a value and of its results through some operators, nearest first."""
-    pending, seen = deque([value]), {value}
-    while pending and len(seen) < _MAX_NODES_PER_INPUT:
-        for node, place in pending.popleft().uses():
-            yield node, place
-            fresh = [output for output in node.outputs if output not in seen] if node.op_type in through else []
-            if fresh and is_standard(node) and (place == 0 or node.op_type not in _VIEWS):
-                seen.update(fresh)
-                pending.extend(fresh)
+
+    def passes(node: ir.Node, place: int) -> bool:
+        return is_standard(node, *through) and (place == 0 or node.op_type not in _VIEWS)
+
+    return uses_through(value, passes, _MAX_NODES_PER_INPUT)
 
 
 def _recognised(node: ir.Node, place: int) -> KindName | None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections import deque
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from typing import Literal
 
 import onnx_ir as ir
@@ -191,22 +191,32 @@ def _is_factor(value: ir.Value, users: Mapping[ir.Value | None, Sequence[tuple[i
 
 def is_addend(value: ir.Value) -> bool:
     """Whether a value, or a view of it, is a term of a sum whose other term is no constant."""
-    uses = _uses_as_it_is(value, _MOVED)
+    uses = uses_through(value, lambda node, place: (node.op_type, place) in _MOVED)
     return any(node.op_type in {"Add", "Sub"} and constant_tensor(node.inputs[1 - place]) is None for node, place in uses)
 
 
 def is_score(value: ir.Value) -> bool:
     """Whether a value reaches a softmax or an exponential with nothing but sums on the way."""
-    return any(node.op_type in _EXPONENTIALS for node, _ in _uses_as_it_is(value, _MOVED | _SUMS))
+    through = _MOVED | _SUMS
+    uses = uses_through(value, lambda node, place: (node.op_type, place) in through)
+    return any(node.op_type in _EXPONENTIALS for node, _ in uses)
 
 
-def _uses_as_it_is(value: ir.Value, through: Container[tuple[str, int]]) -> Iterator[tuple[ir.Node, int]]:
-    """The uses of a value and of its results through some operators, by the places of inputs."""
-    pending, seen = [value], {value}
-    while pending and len(seen) < _MAX_NODES_BELOW_FRONTIER:
-        for node, place in pending.pop().uses():
+def uses_through(
+    value: ir.Value, passes: Callable[[ir.Node, int], bool], most: int = _MAX_NODES_BELOW_FRONTIER
+) -> Iterator[tuple[ir.Node, int]]:
+    """The uses of a value and of its results through some operators, by the places of inputs, nearest first.
+
+    Args:
+        value: The value.
+        passes: Whether the outputs of a node count, which reads a value at a place.
+        most: Values beyond which no more are looked at.
+    """
+    pending, seen = deque([value]), {value}
+    while pending and len(seen) < most:
+        for node, place in pending.popleft().uses():
             yield node, place
-            fresh = [item for item in node.outputs if item not in seen] if (node.op_type, place) in through else []
+            fresh = [item for item in node.outputs if item not in seen] if passes(node, place) else []
             seen.update(fresh)
             pending.extend(fresh)
 
@@ -301,16 +311,12 @@ class _Walk:
 
 def _summed(weight: ir.Value, facts: Facts) -> int:
     """Along how many elements the first product sums that takes a weight, or a view of it; 1 if there is none."""
-    pending = deque([weight])
-    while pending:
-        value = pending.popleft()
-        for node, place in value.uses():
-            dims = facts.dims(value)
-            if node.op_type in _VIEWS:
-                pending.extend(node.outputs)
-            elif node.op_type in {"Gemm", "MatMul"} and place == 1 and dims is not None and len(dims) == 2:
-                length = dims[1 if attribute(node, "transB", 0) else 0]
-                return length if isinstance(length, int) else 1
+    for node, place in uses_through(weight, lambda node, _: node.op_type in _VIEWS):
+        value = node.inputs[place]
+        dims = None if value is None else facts.dims(value)
+        if node.op_type in {"Gemm", "MatMul"} and place == 1 and dims is not None and len(dims) == 2:
+            length = dims[1 if attribute(node, "transB", 0) else 0]
+            return length if isinstance(length, int) else 1
     return 1
 
 
