@@ -128,8 +128,8 @@ class Snapshot:
         kept = {node for node, _ in self._inputs}
         added = [node for node in self._graph.all_nodes() if node not in kept]
         for part, _, outputs, _ in self._parts:
-            for place, value in enumerate(outputs):
-                part.outputs[place] = value
+            part.outputs.clear()
+            part.outputs.extend(outputs)
         for node in (*added, *kept):
             if node.graph is not None:
                 node.graph.remove(node)

@@ -30,6 +30,7 @@ def sweep(values: Iterable[ir.Value | None]) -> int:
         if graph is None or any(output.is_graph_output() or output.uses() for output in node.outputs):
             continue
         stack += reads(node)
+        _empty_bodies(node)
         graph.remove(node, safe=True)
         removed += 1
     return removed
@@ -45,12 +46,17 @@ def take_back(nodes: Sequence[ir.Node], constants: Iterable[ir.Value] = ()) -> N
     for node in reversed(nodes):
         if node.graph is None or any(output.is_graph_output() or output.uses() for output in node.outputs):
             continue
-        for nested in subgraphs(node):
-            nested.outputs.clear()
-            take_back(tuple(nested))
+        _empty_bodies(node)
         node.graph.remove(node, safe=True)
     for value in constants:
         _drop_initializer(value)
+
+
+def _empty_bodies(node: ir.Node) -> None:
+    """Removes all nodes of the graphs nested in a node, so that nothing there uses a value around it."""
+    for nested in subgraphs(node):
+        nested.outputs.clear()
+        take_back(tuple(nested))
 
 
 def _drop_initializer(value: ir.Value) -> None:

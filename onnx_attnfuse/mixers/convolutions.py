@@ -52,7 +52,7 @@ def fused_convolution(mixer: Mixer, builder: Builder) -> Replacement:
     states = [user.outputs[0] for user, _ in whole.uses() if is_standard(user, "Slice") and facts.dims(user.outputs[0]) == before]
     ends = [x, state, weight, *bias]
     folds = (kernel,) if kernel is not weight and is_constant(weight) else ()
-    return Replacement(OPERATOR, ((result, out), *((item, present) for item in states)), ends.__contains__, folds)
+    return Replacement(OPERATOR, ((result, out), *((item, present) for item in states)), (ends.__contains__,), folds)
 
 
 def _number(dim: object) -> int:

@@ -19,7 +19,7 @@ from onnx_attnfuse.graph.rules.reading import axes_of
 from onnx_attnfuse.graph.sizes import Dim, symbols
 from onnx_attnfuse.graph.uses import sources
 from onnx_attnfuse.mixers.candidates import Mixer, through
-from onnx_attnfuse.mixers.recurrences import OPERATOR, dependents, read_step
+from onnx_attnfuse.mixers.recurrences import OPERATOR, dependents, near, read_step
 from onnx_attnfuse.mixers.rewrite import Induction, Replacement, Turn, is_heavy
 from onnx_attnfuse.reasons import Refused
 
@@ -72,7 +72,7 @@ def fused_loop(mixer: Mixer, builder: Builder) -> Replacement:
     return Replacement(
         OPERATOR,
         ((loop.states[3], last), (loop.joined, _joined(every, loop, builder))),
-        lambda item: item not in computed and is_heavy(item),
+        (near(computed, builder), lambda item: item not in computed and is_heavy(item)),
         loop=Induction(
             turn,
             past,

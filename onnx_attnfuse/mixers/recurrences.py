@@ -10,7 +10,6 @@ without it, whose factors vary along the keys, along the values, or along neithe
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -97,7 +96,7 @@ def fused_step(mixer: Mixer, builder: Builder) -> Replacement:
     step = read_step(state, present, builder)
     out, now = step.write(step.inputs, state, 1, builder)
     result, below = builder.reshape(out, dims_of(builder, step.result)), dependents(state)
-    return Replacement(OPERATOR, ((present, now), (step.result, result)), lambda item: item not in below and is_heavy(item))
+    return Replacement(OPERATOR, ((present, now), (step.result, result)), (lambda item: item not in below and is_heavy(item),))
 
 
 def read_step(state: ir.Value, present: ir.Value, builder: Builder, turn: Turn | None = None) -> Step:
@@ -185,6 +184,12 @@ def _ends(state: ir.Value, below: Container[ir.Value], opened: Container[ir.Valu
     """Whether a value is a state, or a number that does not depend on it and is not opened; sizes are executed."""
     facts = builder.facts
     return lambda item: item is state or (item not in below and item not in opened and facts.dtype(item) in FLOATS)
+
+
+def near(computed: Container[ir.Value], builder: Builder) -> Ends:
+    """Whether a number is none of what is computed, and its node none that the reader opens."""
+    facts = builder.facts
+    return lambda item: item not in computed and facts.dtype(item) in FLOATS and not is_standard(item.producer(), *_OPENED)
 
 
 def _kinds(place: Sequence[Term], key_axis: int) -> dict[Term, int]:
@@ -284,10 +289,11 @@ def _step(present: ir.Value, read: _Read, update: tuple[_Factor | None, list[_Fa
         raise _left("keys, values or rates are no factors of their own")
     (query, own), (key, shared) = (_grouped(item, heads, builder) for item in (wanted, keys[0]))
     groups = own if own == shared else heads
+    product = _product([_laid(item, _VALUE, builder) for item in values], builder)
     inputs: list[ir.Value | None] = [
-        builder.reshape(query if groups == own else _laid(wanted, _KEY, builder), (batch, 1, groups * k)),
-        builder.reshape(key if groups == shared else _laid(keys[0], _KEY, builder), (batch, 1, groups * k)),
-        builder.reshape(_product([_laid(item, _VALUE, builder) for item in values], builder), (batch, 1, heads * v)),
+        _joined(query if groups == own else _laid(wanted, _KEY, builder), (batch, groups, k), builder),
+        _joined(key if groups == shared else _laid(keys[0], _KEY, builder), (batch, groups, k), builder),
+        _joined(product, (batch, heads, v), builder),
     ]
     rule = f"{'gated_' if decay is not None else ''}delta" if is_delta else "gated" if decay else "linear"
     if decay is not None:
@@ -295,11 +301,10 @@ def _step(present: ir.Value, read: _Read, update: tuple[_Factor | None, list[_Fa
         if _VALUE in fade.axes.values():
             raise _left("its decay varies along the values")
         laid = _laid(fade, _KEY, builder)
-        width = math.prod(dim for dim in dims_of(builder, laid)[2:] if isinstance(dim, int))
-        inputs.append(builder.reshape(laid, (batch, 1, width)))
+        inputs.append(_joined(laid, (batch, heads, dims_of(builder, laid)[3]), builder))
     if rates:
         inputs += [None] * (decay is None)
-        inputs.append(builder.reshape(_laid(rates[0], _VALUE, builder), (batch, 1, heads)))
+        inputs.append(_joined(_laid(rates[0], _VALUE, builder), (batch, heads, 1), builder))
     settings = {"q_num_heads": groups, "kv_num_heads": heads, "update_rule": rule, "scale": read.scale}
     return Step(tuple(inputs), settings, lengths, read.key_axis != 2, read.value)
 
@@ -323,9 +328,19 @@ def _narrow(item: _Factor, builder: Builder) -> _Factor:
 
 
 def _grouped(item: _Factor, heads: int, builder: Builder) -> tuple[ir.Value, int]:
-    """Queries or keys, with one for all heads that share it."""
+    """Queries or keys, (b, 1, n, k), with one for all heads that share it."""
     value = in_order(item.value, item.axes, (_BATCH, _HEAD, _KEY), builder)
-    return ungrouped(value, heads, builder.facts)
+    batch, own, size = dims_of(builder, value)
+    found, count = (value, 1) if own == 1 else ungrouped(value, heads, builder.facts)
+    return builder.reshape(found, (batch, 1, count, size)), count
+
+
+def _joined(value: ir.Value, dims: tuple[Dim, int, Dim], builder: Builder) -> ir.Value:
+    """A value as (b, 1, n * size), repeated along axes of length 1."""
+    batch, heads, size = dims
+    whole = (batch, 1, heads, size)
+    where = [not builder.facts.same(*pair) for pair in zip(dims_of(builder, value), whole, strict=True)]
+    return builder.reshape(builder.expand(value, whole, where) if any(where) else value, (batch, 1, size * heads))
 
 
 def _laid(item: _Factor, last: int, builder: Builder) -> ir.Value:

@@ -151,8 +151,8 @@ class Replacement:
     operator: str
     pairs: Pairs
     """Results of the mixer, each with its new value."""
-    ends: Ends
-    """Whether a value is one that both are computed from."""
+    ends: tuple[Ends, ...]
+    """Whether a value is one that both are computed from, in the order in which that is tried."""
     folds: tuple[ir.Value, ...] = ()
     """New values made of constants alone."""
     loop: Induction | None = None
@@ -160,11 +160,14 @@ class Replacement:
 
     def proof(self, facts: Facts) -> tuple[ir.Value, ...] | None:
         """The values from which both of each pair are computed, if they are proved equal."""
+        return next((found for ends in self.ends if (found := self._read(ends, facts)) is not None), None)
+
+    def _read(self, ends: Ends, facts: Facts) -> tuple[ir.Value, ...] | None:
         if self.loop is None:
-            return proved(self.pairs, self.ends, facts)
+            return proved(self.pairs, ends, facts)
         loop = self.loop
-        read = proved(loop.step, self.ends, facts, loop.turn, loop.reduced)
-        after = proved(loop.result, self.ends, facts, loop.turn, (*loop.reduced, loop.token))
+        read = proved(loop.step, ends, facts, loop.turn, loop.reduced)
+        after = None if read is None else proved(loop.result, ends, facts, loop.turn, (*loop.reduced, loop.token))
         if read is None or after is None:
             return None
         return tuple(dict.fromkeys((loop.past, *(item for item in (*read, *after) if item not in loop.symbols))))

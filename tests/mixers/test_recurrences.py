@@ -80,7 +80,13 @@ def _fused(step: Callable[..., Any], **options: Any) -> tuple[ir.Model, ir.Model
     return model, result.model, result.report
 
 
-STEPS = [_delta, _delta_by_key, _space, _gated, _plain]
+def _shared(query: Any, key: Any, value: Any, decay: Any, rate: Any, state: Any) -> Any:
+    """All heads share a key and a query, which have no axis for them."""
+    state = state * decay.exp()[..., None, None] + key[:, 0, None, :, None] * (value * rate[..., None])[..., None, :]
+    return (state * query[:, 0, None, :, None]).sum(-2), state
+
+
+STEPS = [_shared, _delta, _delta_by_key, _space, _gated, _plain]
 
 
 @pytest.mark.sampled(every=2)
