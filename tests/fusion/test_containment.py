@@ -85,7 +85,7 @@ def test_a_failure_while_the_graph_changes_costs_that_site(broken: int, monkeypa
 
 STEPS = {
     "onnx_attnfuse.attention.match.candidates.read_site": 0,
-    "onnx_attnfuse.fusion.build_site.SiteBuilder.build": 0,
+    "onnx_attnfuse.fusion.site.SiteBuilder.build": 0,
     "onnx_attnfuse.fusion.site.unfused": 0,
     "onnx_attnfuse.targets.multi_head_attention.emit": 0,
     "onnx_attnfuse.targets.multi_head_attention.refuse": 0,
@@ -216,7 +216,7 @@ def test_a_page_that_fails_costs_the_page(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("onnx_attnfuse.report.html.page", raising)
+    monkeypatch.setattr("onnx_attnfuse.report.files.page", raising)
     (tmp_path / "models").mkdir()
     for name in "ab":
         written(MODEL, tmp_path / "models" / f"{name}.onnx")
