@@ -9,8 +9,7 @@ from typing import get_args
 from onnx_attnfuse.assumptions import AssumptionName
 from onnx_attnfuse.attention.axes.factors import leaves, length
 from onnx_attnfuse.attention.match.candidates import Candidate
-from onnx_attnfuse.attention.roles import Role, Roles
-from onnx_attnfuse.attention.spec import AttentionSpec
+from onnx_attnfuse.attention.spec import AttentionSpec, Role, Roles
 from onnx_attnfuse.fusion.plan import FASTER_FROM, Lowering, Plan, params_of
 from onnx_attnfuse.graph.constants import attribute
 from onnx_attnfuse.graph.ops import CONTRIB

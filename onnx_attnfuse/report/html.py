@@ -18,7 +18,7 @@ from onnx_attnfuse.errors import MissingDependencyError
 from onnx_attnfuse.kernels.conformance import USUAL_HEADS, Conformance, Form, Outcome, Verdict
 from onnx_attnfuse.report import reason_codes
 from onnx_attnfuse.report.grouping import Row, folded, last_line, op_changes
-from onnx_attnfuse.report.model import LaterKernel, Report, SiteReport
+from onnx_attnfuse.report.model import LaterKernel, Report
 from onnx_attnfuse.report.pictures.model import Drawing, Layout, MaskPicture, lay_out, strokes
 
 if TYPE_CHECKING:
@@ -30,10 +30,9 @@ _NEEDED = {"jinja2": "Jinja2", "grandalf": "grandalf"}
 
 
 @dataclasses.dataclass(frozen=True)
-class _Card:
+class _Card(Row):
     """Sites that are alike, and their pictures."""
 
-    row: Row
     drawn: Mapping[str, tuple[Drawing, Layout]]
     """The drawings by title, laid out."""
     mask: MaskPicture | None
@@ -45,14 +44,6 @@ class _Card:
             max((layout.width for _, layout in self.drawn.values()), default=_MAX_WIDTH_SIDE_BY_SIDE + 1)
             > _MAX_WIDTH_SIDE_BY_SIDE
         )
-
-    @property
-    def site(self) -> SiteReport:
-        return self.row.site
-
-    @property
-    def name(self) -> str:
-        return self.row.place
 
     @property
     def facts(self) -> list[str]:
@@ -70,7 +61,7 @@ class _Card:
             found.append(f"scale {site.scale:.4g}")
         if site.pattern:
             found.append(f"found by {site.pattern}")
-        found += [f"node {site.name}"] if site.module and len(self.row.sites) == 1 else []
+        found += [f"node {site.name}"] if site.module and len(self.sites) == 1 else []
         return [*found, f"graph {site.graph}"]
 
     @property
@@ -79,19 +70,19 @@ class _Card:
         return frozenset(reason.node for reason in self.site.reasons) if self.site.status == "skipped" else frozenset()
 
     @property
-    def kernels(self) -> tuple[LaterKernel, ...]:
+    def chain(self) -> tuple[LaterKernel, ...]:
         """Every kernel that is forecast, the first first."""
         return () if self.site.kernel is None else self.site.kernel.chain
 
     @property
     def cases(self) -> int:
         """On how many inputs one of the sites was run, at most."""
-        return max((site.verified.cases for site in self.row.sites if site.verified), default=0)
+        return max((site.verified.cases for site in self.sites if site.verified), default=0)
 
     @property
     def layouts(self) -> Mapping[str, str]:
         """The einops expressions by operand, numbers that differ as ranges."""
-        return dict(line.split(": ", 1) for line in self.row.layout)
+        return dict(line.split(": ", 1) for line in self.layout)
 
 
 def check_installed() -> None:
@@ -148,12 +139,12 @@ def page(report: Report, title: str, verb: Literal["fused", "would fuse"] = "fus
 def _card(row: Row, report: Report) -> _Card:
     picture = report.pictures[row.first] if report.pictures else None
     if picture is None:
-        return _Card(row, {}, None)
+        return _Card(row.sites, row.first, {}, None)
     after = picture.after if row.site.is_rewritten else None
     before = "As it is" if after is None else "Before, as the pattern reads it" if row.site.pattern else "Before"
     titled = {before: picture.before, "After": after}
     drawn = {title: (drawing, lay_out(drawing)) for title, drawing in titled.items() if drawing is not None}
-    return _Card(row, drawn, picture.mask)
+    return _Card(row.sites, row.first, drawn, picture.mask)
 
 
 def templates() -> jinja2.Environment:

@@ -33,9 +33,8 @@ from onnx_attnfuse.attention.match.steps import (
     WeightStep,
     Zeroed,
 )
-from onnx_attnfuse.attention.roles import Role
 from onnx_attnfuse.attention.roundings import Place, Rounding
-from onnx_attnfuse.attention.spec import AttentionSpec, Source
+from onnx_attnfuse.attention.spec import AttentionSpec, Role, Source
 from onnx_attnfuse.graph.constants import is_standard
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.ops import CASTS, ELEMENTWISE, GATHERS, REARRANGES, REDUCTIONS, REPEATS, SLICES

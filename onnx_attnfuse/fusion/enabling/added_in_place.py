@@ -10,9 +10,8 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from onnx_attnfuse.attention.axes.factors import Factor
-from onnx_attnfuse.attention.masks.index_reader import Reader
+from onnx_attnfuse.attention.masks.index_reader import Reader, scattered_to
 from onnx_attnfuse.attention.masks.mask_terms import index
-from onnx_attnfuse.attention.masks.scatters import scattered_to
 from onnx_attnfuse.certify.terms import ZERO, subtract
 from onnx_attnfuse.fusion.enabling.rule import EnablingChange, enabling
 from onnx_attnfuse.graph.build import Builder

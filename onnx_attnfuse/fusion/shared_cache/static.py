@@ -14,11 +14,10 @@ import onnx_ir as ir
 from onnx_attnfuse.attention.axes.factors import Axes, Axis, Factor, leaves, length, replaced
 from onnx_attnfuse.attention.axes.views import IndexedValue, is_short
 from onnx_attnfuse.attention.masks.classify import Meaning
-from onnx_attnfuse.attention.masks.index_reader import Reader
+from onnx_attnfuse.attention.masks.index_reader import Reader, scattered_to
 from onnx_attnfuse.attention.masks.mask_terms import dim_of, element_of, elements_of, index, position, size, truth, value_of
 from onnx_attnfuse.attention.masks.operators import is_measure
 from onnx_attnfuse.attention.masks.predicates import Causal, Other, Padding, Predicate, Window, kinds
-from onnx_attnfuse.attention.masks.scatters import scattered_to
 from onnx_attnfuse.attention.match.operands import new_sources
 from onnx_attnfuse.attention.spec import AttentionSpec, Cache, Source
 from onnx_attnfuse.certify import arithmetic
