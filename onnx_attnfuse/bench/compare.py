@@ -25,6 +25,17 @@ from onnx_attnfuse.verify.subprocess_runner import Worker
 
 ROUNDS = 5
 _WARM = 3
+OURS, ORIGINAL = "attnfuse", "original"
+_PEERS = ("onnxscript", "onnxruntime")
+_MODEL_TYPE = "bert"
+_ONNXSCRIPT = """
+import sys
+import onnx_ir
+from onnxscript.rewriter.ort_fusions import optimize_for_ort
+model, _ = optimize_for_ort(onnx_ir.load(sys.argv[1]))
+onnx_ir.save(model, sys.argv[2], external_data=sys.argv[3] or None)
+"""
+"""onnxscript has no command for its fusions."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -161,19 +172,6 @@ def _quartiles(times: Sequence[float]) -> tuple[float, float]:
         return times[0], times[0]
     low, _, high = statistics.quantiles(times, n=4, method="inclusive")
     return low, high
-
-
-OURS, ORIGINAL = "attnfuse", "original"
-_PEERS = ("onnxscript", "onnxruntime")
-_MODEL_TYPE = "bert"
-_ONNXSCRIPT = """
-import sys
-import onnx_ir
-from onnxscript.rewriter.ort_fusions import optimize_for_ort
-model, _ = optimize_for_ort(onnx_ir.load(sys.argv[1]))
-onnx_ir.save(model, sys.argv[2], external_data=sys.argv[3] or None)
-"""
-"""onnxscript has no command for its fusions."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -34,6 +34,13 @@ _MODULE = "onnx_attnfuse.bench.worker"
 
 ChildError = ProcessDied
 """The process did not do what it was asked to; the message says why, in a line."""
+_FULL = InputCase("full", "plain", 1.0)
+_PROFILES = [
+    Profile(1, others)
+    for length in (128, 32, 8)
+    for others in ((length, length, 2 * length), (length, 2 * length, length), (2 * length, length, length), (length,))
+]
+"""Numbers for lengths: one is twice the others, as that of a mask over a cache and new tokens; then the same throughout."""
 
 
 class Child(Worker):
@@ -61,15 +68,6 @@ def _described(ep: str) -> dict[str, Any]:
     found = provider(ep)
     names = list(dict.fromkeys([found.ort_name, provider(FALLBACK).ort_name]))
     return {"providers": names, "memory": found.memory, "measured_with": dict(found.measured_with)}
-
-
-_FULL = InputCase("full", "plain", 1.0)
-_PROFILES = [
-    Profile(1, others)
-    for length in (128, 32, 8)
-    for others in ((length, length, 2 * length), (length, 2 * length, length), (2 * length, length, length), (length,))
-]
-"""Numbers for lengths: one is twice the others, as that of a mask over a cache and new tokens; then the same throughout."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -36,6 +36,8 @@ from onnx_attnfuse.verify.subgraph import extract
 from onnx_attnfuse.verify.submodel import Submodel
 from onnx_attnfuse.verify.verdict import Verification
 
+_WIDTH, _LEFT, _RIGHT, _ROW = 680, 130, 210, 26
+
 
 @dataclasses.dataclass(frozen=True)
 class Contest:
@@ -247,9 +249,6 @@ def _standalone(spec: AttentionSpec, scope: Scope, model: ir.Model) -> onnx.Mode
             if not isinstance(size, int):
                 dim.dim_param = str(size)
     return proto
-
-
-_WIDTH, _LEFT, _RIGHT, _ROW = 680, 130, 210, 26
 
 
 def picture(contests: Sequence[Contest]) -> str:

@@ -22,6 +22,9 @@ from onnx_attnfuse.graph.dtypes import widened
 from onnx_attnfuse.graph.facts_view import broadcast
 from onnx_attnfuse.graph.sizes import Dim, Size
 
+INTEGER, TRUTH = ir.DataType.INT64, ir.DataType.BOOL
+BY_HEAD = (0, 2, 1, 3)
+
 
 @dataclasses.dataclass(frozen=True)
 class AttentionInputs:
@@ -116,10 +119,6 @@ def _weights(build: Builder, problem: AttentionInputs, scores: ir.Value) -> ir.V
         lost = build.node("IsNaN", [weights], dims=dims, dtype=TRUTH)
         weights = chosen(build, lost, build.scalar(0.0, wide), weights)
     return weights
-
-
-INTEGER, TRUTH = ir.DataType.INT64, ir.DataType.BOOL
-BY_HEAD = (0, 2, 1, 3)
 
 
 def split_heads(build: Builder, value: ir.Value, heads: int, size: int) -> ir.Value:

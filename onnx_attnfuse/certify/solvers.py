@@ -20,6 +20,16 @@ Answer = Literal["unsat", "sat", "unknown"]
 SolverName = Literal["z3", "cvc5"]
 STEPS: Mapping[SolverName, int] = {"z3": 3_000_000, "cvc5": 300_000}
 """How much a solver may do for one obligation, in its own units: the same on every machine; about a second."""
+_OPERATORS: Mapping[str, str] = {
+    "ite": "ite",
+    "not": "not",
+    "and": "and",
+    "or": "or",
+    "div": "div",
+    "mod": "mod",
+    "real": "to_real",
+}
+_TESTS: Mapping[str, str] = {"le0": "<=", "lt0": "<", "eq0": "="}
 
 
 @dataclasses.dataclass(eq=False)
@@ -98,18 +108,6 @@ class Solver:
             command.invoke(solver, symbols)
         answer = solver.checkSat()
         return "unsat" if answer.isUnsat() else "sat" if answer.isSat() else "unknown"
-
-
-_OPERATORS: Mapping[str, str] = {
-    "ite": "ite",
-    "not": "not",
-    "and": "and",
-    "or": "or",
-    "div": "div",
-    "mod": "mod",
-    "real": "to_real",
-}
-_TESTS: Mapping[str, str] = {"le0": "<=", "lt0": "<", "eq0": "="}
 
 
 @dataclasses.dataclass(frozen=True)

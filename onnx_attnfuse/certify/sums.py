@@ -36,6 +36,12 @@ from onnx_attnfuse.certify.terms import (
     walk,
 )
 
+_MOST = 1 << 24
+"""Numbers that are held at a time."""
+_MOST_AT_ALL = 1 << 27
+"""Numbers that are computed for one comparison."""
+_OPERATORS = frozenset(["const", "poly", "index", "element", "sum", "div", "mod"])
+
 
 def total(bound: Term, body: Term) -> Term:
     """The sum over an index; factors that do not depend on it are in front, and choices that do not are around."""
@@ -92,12 +98,6 @@ def _is_weight_of_key(atom: Term, bound: Term) -> bool:
         return False
     return atom.args[2] is bound and atom.args[0].args[0] is bound.args[0]
 
-
-_MOST = 1 << 24
-"""Numbers that are held at a time."""
-_MOST_AT_ALL = 1 << 27
-"""Numbers that are computed for one comparison."""
-_OPERATORS = frozenset(["const", "poly", "index", "element", "sum", "div", "mod"])
 
 Numbers = npt.NDArray[Any]
 Places = Mapping[Term, Numbers]

@@ -28,6 +28,9 @@ from onnx_attnfuse.graph.staging import Stage
 from onnx_attnfuse.graph.tensors import Computed, external_tensors
 
 _MIN_MOVED_BYTES = 1024
+_GRAPH = onnx.ModelProto.DESCRIPTOR.fields_by_name["graph"].number
+_INITIALIZER = onnx.GraphProto.DESCRIPTOR.fields_by_name["initializer"].number
+_RAW_DATA = onnx.TensorProto.DESCRIPTOR.fields_by_name["raw_data"].number
 
 
 def bind(tensors: Iterable[ir.ExternalTensor], model: pathlib.Path) -> None:
@@ -261,11 +264,6 @@ def inside(value: ir.Value) -> ir.TensorProtocol | None:
 def lies_beside(value: ir.Value) -> bool:
     """Whether an initializer is computed from weights in data files."""
     return isinstance(value.const_value, Computed) and value.const_value.lies_beside
-
-
-_GRAPH = onnx.ModelProto.DESCRIPTOR.fields_by_name["graph"].number
-_INITIALIZER = onnx.GraphProto.DESCRIPTOR.fields_by_name["initializer"].number
-_RAW_DATA = onnx.TensorProto.DESCRIPTOR.fields_by_name["raw_data"].number
 
 
 def content(path: pathlib.Path) -> bytes | memoryview:

@@ -29,6 +29,46 @@ from onnx_attnfuse.kernels.execution_provider import Capture
 from onnx_attnfuse.kernels.kernel_table import Typed, read_table
 from onnx_attnfuse.reasons import Reason
 
+_FIRST, _SECOND, _SECOND_THIRD, _FIFTH = (0,), (1,), (1, 2), (4,)
+_STANDARD: Mapping[str, tuple[int, ...]] = {
+    **dict.fromkeys(REDUCTIONS, _SECOND),
+    **dict.fromkeys(
+        "CumSum Expand Reshape SequenceAt SequenceErase Split Squeeze Tile TopK Trilu Unsqueeze Upsample".split(), _SECOND
+    ),
+    **dict.fromkeys(["Dropout", "OneHot"], _SECOND_THIRD),
+    **dict.fromkeys(["GRU", "LSTM", "RNN"], _FIFTH),
+    "ConstantOfShape": _FIRST,
+    "DynamicSlice": (1, 2, 3),
+    "MatMulInteger": (2, 3),
+    "Pad": (1, 2, 3),
+    "Range": (0, 1, 2),
+    "Resize": (1, 2, 3),
+    "SequenceInsert": (2,),
+    "Slice": (1, 2, 3, 4),
+}
+_CONTRIB: Mapping[str, tuple[int, ...]] = {
+    "Attention": (6,),
+    "BiasDropout": (3, 4),
+    "BitmaskDropout": _SECOND_THIRD,
+    "ConvTransposeWithDynamicPads": (2,),
+    "DecoderMaskedMultiHeadAttention": (7, 8),
+    "DecoderMaskedSelfAttention": (6, 7),
+    "GroupQueryAttention": (6,),
+    "MultiHeadAttention": (8,),
+    "QAttention": (3, 4, 6, 7),
+    "RelativePositionBias": _SECOND_THIRD,
+    "SparseAttention": (7,),
+    "Trilu": _SECOND,
+}
+_ITS_LENGTH = "the number of elements that it gives"
+_WAITS: Mapping[tuple[str, str], str] = {
+    **dict.fromkeys([("", "Compress"), ("", "NonMaxSuppression"), ("", "NonZero")], _ITS_LENGTH),
+    (CONTRIB, "DynamicTimeWarping"): _ITS_LENGTH,
+    (CONTRIB, "RemovePadding"): "the number of tokens",
+    **dict.fromkeys([(CONTRIB, "DecoderAttention"), (CONTRIB, "LongformerAttention"), (CONTRIB, "SparseAttention")], "its masks"),
+    ("", "SequenceLength"): "a length that it gives there",
+}
+
 
 def capture_blockers(
     model: ir.Model, capture: Capture, *, folded: bool = False, known: Mapping[ir.Graph, Facts] | None = None
@@ -167,47 +207,6 @@ def _changed_in(domain: str, op: str, opset: int) -> int:
         return onnx.defs.get_schema(op, opset).since_version
     except onnx.defs.SchemaError:
         return 1
-
-
-_FIRST, _SECOND, _SECOND_THIRD, _FIFTH = (0,), (1,), (1, 2), (4,)
-_STANDARD: Mapping[str, tuple[int, ...]] = {
-    **dict.fromkeys(REDUCTIONS, _SECOND),
-    **dict.fromkeys(
-        "CumSum Expand Reshape SequenceAt SequenceErase Split Squeeze Tile TopK Trilu Unsqueeze Upsample".split(), _SECOND
-    ),
-    **dict.fromkeys(["Dropout", "OneHot"], _SECOND_THIRD),
-    **dict.fromkeys(["GRU", "LSTM", "RNN"], _FIFTH),
-    "ConstantOfShape": _FIRST,
-    "DynamicSlice": (1, 2, 3),
-    "MatMulInteger": (2, 3),
-    "Pad": (1, 2, 3),
-    "Range": (0, 1, 2),
-    "Resize": (1, 2, 3),
-    "SequenceInsert": (2,),
-    "Slice": (1, 2, 3, 4),
-}
-_CONTRIB: Mapping[str, tuple[int, ...]] = {
-    "Attention": (6,),
-    "BiasDropout": (3, 4),
-    "BitmaskDropout": _SECOND_THIRD,
-    "ConvTransposeWithDynamicPads": (2,),
-    "DecoderMaskedMultiHeadAttention": (7, 8),
-    "DecoderMaskedSelfAttention": (6, 7),
-    "GroupQueryAttention": (6,),
-    "MultiHeadAttention": (8,),
-    "QAttention": (3, 4, 6, 7),
-    "RelativePositionBias": _SECOND_THIRD,
-    "SparseAttention": (7,),
-    "Trilu": _SECOND,
-}
-_ITS_LENGTH = "the number of elements that it gives"
-_WAITS: Mapping[tuple[str, str], str] = {
-    **dict.fromkeys([("", "Compress"), ("", "NonMaxSuppression"), ("", "NonZero")], _ITS_LENGTH),
-    (CONTRIB, "DynamicTimeWarping"): _ITS_LENGTH,
-    (CONTRIB, "RemovePadding"): "the number of tokens",
-    **dict.fromkeys([(CONTRIB, "DecoderAttention"), (CONTRIB, "LongformerAttention"), (CONTRIB, "SparseAttention")], "its masks"),
-    ("", "SequenceLength"): "a length that it gives there",
-}
 
 
 def _not_run(node: ir.Node) -> str | None:

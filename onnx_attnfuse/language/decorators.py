@@ -27,6 +27,8 @@ from onnx_attnfuse.reasons import Reason
 
 Reference: TypeAlias = Callable[..., Any]
 """An operator in NumPy: inputs as arrays (None where left out), attributes by name; returns an array, or a tuple of them."""
+_MOST_OPTIONAL = 6
+_DEFINING = {"Rows": "rows", "Columns": "columns", "Rearrange": "rearrange"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,8 +107,6 @@ class Operator:
     doc: str
     home: str
 
-
-_MOST_OPTIONAL = 6
 
 Definition: TypeAlias = Pattern | Operator | ScoreStepReader | WeightStepReader
 _Formula: TypeAlias = Callable[..., "Tensor | Equation | Refusal"]
@@ -238,9 +238,6 @@ def _home(function: Callable[..., object]) -> str:
 def _short(function: Callable[..., object]) -> str:
     """The name of a reader: the idea its module is named after, and the function's own."""
     return f"{function.__module__.rpartition('.')[2]}.{function.__name__}"
-
-
-_DEFINING = {"Rows": "rows", "Columns": "columns", "Rearrange": "rearrange"}
 
 
 def check_pattern(name: str, operands: Sequence[str], optional: Sequence[str], written: Tensor, meaning: Tensor | None) -> None:

@@ -27,6 +27,12 @@ if TYPE_CHECKING:
 _MAX_WIDTH_SIDE_BY_SIDE = 800
 """Wider drawings are not placed side by side."""
 _NEEDED = {"jinja2": "Jinja2", "grandalf": "grandalf"}
+_WORST_FIRST: tuple[Verdict, ...] = ("wrong", "unsupported", "on-cpu", "right")
+WORDS: Mapping[Verdict, str] = {"right": "right", "wrong": "wrong", "unsupported": "refused", "on-cpu": "on the CPU"}
+"""Verdicts for a reader."""
+_MANY, _USUAL_HEAD_SIZE = 100, 64
+SIZES = ("few rows", "many rows", "one row on a cache", "rows on a cache", "odd number of heads", "other head sizes")
+"""Classes of sizes: the columns."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -171,14 +177,6 @@ def _environment() -> jinja2.Environment:
     names: dict[str, Any] = environment.globals
     names.update(strokes=strokes, families=reason_codes.by_code())
     return environment
-
-
-_WORST_FIRST: tuple[Verdict, ...] = ("wrong", "unsupported", "on-cpu", "right")
-WORDS: Mapping[Verdict, str] = {"right": "right", "wrong": "wrong", "unsupported": "refused", "on-cpu": "on the CPU"}
-"""Verdicts for a reader."""
-_MANY, _USUAL_HEAD_SIZE = 100, 64
-SIZES = ("few rows", "many rows", "one row on a cache", "rows on a cache", "odd number of heads", "other head sizes")
-"""Classes of sizes: the columns."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -51,6 +51,15 @@ _NO_KERNEL = "NOT_IMPLEMENTED"
 _TOO_LARGE = "the model is larger than one protobuf can be; save it and pass the path"
 _MAX_WEIGHT_BYTES_IN_NUMPY = 1 << 28
 """Bytes of weights of a model that is still run in NumPy."""
+_INFO, _ROTATION = group_query_attention.INFO, rotary_embedding.INFO.name
+_ROTARY = ("cos_cache", "sin_cache", "position_ids")
+_NORMS = ("q_norm_weight", "k_norm_weight")
+_HEADS = ("num_heads", "kv_num_heads")
+"""Attributes with the heads of queries and of keys, the first two inputs."""
+_NORM = "SimplifiedLayerNormalization"
+"""ONNX Runtime's name for RMS normalization, which it has among the operators of ai.onnx."""
+_VALUES_PER_RUN = 128
+"""Values that are looked at in one run."""
 
 
 def read(source: Source) -> ir.Model:
@@ -210,15 +219,6 @@ def _names(values: Iterable[ir.Value]) -> set[str]:
     return {value.name or "" for value in values}
 
 
-_INFO, _ROTATION = group_query_attention.INFO, rotary_embedding.INFO.name
-_ROTARY = ("cos_cache", "sin_cache", "position_ids")
-_NORMS = ("q_norm_weight", "k_norm_weight")
-_HEADS = ("num_heads", "kv_num_heads")
-"""Attributes with the heads of queries and of keys, the first two inputs."""
-_NORM = "SimplifiedLayerNormalization"
-"""ONNX Runtime's name for RMS normalization, which it has among the operators of ai.onnx."""
-
-
 def normalizes_itself(model: ir.Model) -> bool:
     """Whether a GroupQueryAttention of the model normalizes queries and keys."""
     return any(_normalizes(node) for node in model.graph.all_nodes())
@@ -296,10 +296,6 @@ def unpack(build: Builder, node: ir.Node) -> None:
 def _last(build: Builder, value: ir.Value | None) -> int | None:
     dims = None if value is None else build.facts.dims(value)
     return dims[-1] if dims and isinstance(dims[-1], int) else None
-
-
-_VALUES_PER_RUN = 128
-"""Values that are looked at in one run."""
 
 
 def first_divergence(

@@ -49,6 +49,10 @@ OLDEST = (1, 28)
 
 Before it Attention of ai.onnx computes other rows without a key, before 1.24 GroupQueryAttention with a window other windows.
 """
+_QUOTIENTS = frozenset(["Div", "Mod"])
+_TRAPS = (0, -1)
+"""Divisors that trap: anything by 0, which newer runtimes refuse, and the lowest number by -1."""
+_READ = 1 << 20
 
 
 def available() -> bool:
@@ -227,12 +231,6 @@ def _runtime_errors() -> tuple[type[Exception], ...]:
 def one_line(error: Exception) -> str:
     """The error's message without line breaks, cut to a readable length."""
     return " ".join(str(error).split())[:300]
-
-
-_QUOTIENTS = frozenset(["Div", "Mod"])
-_TRAPS = (0, -1)
-"""Divisors that trap: anything by 0, which newer runtimes refuse, and the lowest number by -1."""
-_READ = 1 << 20
 
 
 def is_dangerous(nodes: Iterable[ir.Node], facts: Facts, values: Mapping[str, int]) -> bool:

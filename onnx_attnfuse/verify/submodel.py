@@ -39,6 +39,13 @@ _IN_FULL = 1 << 12
 """Bytes of a constant that go into a key as they are; of larger ones a digest does."""
 
 Functions = Mapping[ir.OperatorIdentifier, ir.Function]
+_FEW = 24
+"""The length of the longest axis after shortening, the next one to a third more, and so on, so that no two become
+equal; above the largest number of the piece that an axis reaches."""
+_LONG = 256
+"""The least length that is shortened; heads, channels of a head and groups have fewer."""
+_LISTED = 64
+"""Integer constants of at most this many elements are shapes and bounds, in which the length is looked for."""
 
 
 class Submodel:
@@ -270,15 +277,6 @@ def _read(tensor: ir.TensorProtocol) -> Array:
 
 def _bytes(tensor: ir.TensorProtocol) -> bytes:
     return _read(tensor).tobytes() if isinstance(tensor, ir.ExternalTensor) else tensor.tobytes()
-
-
-_FEW = 24
-"""The length of the longest axis after shortening, the next one to a third more, and so on, so that no two become
-equal; above the largest number of the piece that an axis reaches."""
-_LONG = 256
-"""The least length that is shortened; heads, channels of a head and groups have fewer."""
-_LISTED = 64
-"""Integer constants of at most this many elements are shapes and bounds, in which the length is looked for."""
 
 
 def smaller(subgraph: Subgraph, assumed: Assumed) -> Iterator[tuple[int, Subgraph, Facts]]:

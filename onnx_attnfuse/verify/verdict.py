@@ -18,6 +18,13 @@ from onnx_attnfuse.thresholds import LEAST_SUM
 from onnx_attnfuse.verify.inputs import Array
 from onnx_attnfuse.verify.runtime import OLDEST, installed, is_old
 
+_LONGEST = 1000
+"""Characters of a key in an archive, whose format has two bytes for the length of one."""
+TIGHT = 1e-4
+"""float32: fused and unfused differ by 1e-6 of the magnitude, with large logits by 2e-5; a mask entry of 64 makes 1e-2."""
+LOOSE = 5e-3
+"""float16: the unfused nodes round scores of 4 to 2e-3 and the result to 5e-4 each time, the operator once: 7e-4 apart."""
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Evidence:
@@ -147,10 +154,6 @@ def finding(name: str, results: Sequence[Comparison]) -> OutputFinding:
     )
 
 
-_LONGEST = 1000
-"""Characters of a key in an archive, whose format has two bytes for the length of one."""
-
-
 def save(verdict: Verdict, folder: pathlib.Path, name: str) -> list[pathlib.Path]:
     """Writes `<name>.txt` with the verdict's line, `<name>.npz` with inputs and results, and `<name>.onnx` if there is a piece.
 
@@ -200,12 +203,6 @@ def _keyed(groups: Mapping[str, Mapping[str, Array]]) -> tuple[dict[str, Array],
                 renamed.append(f"{key} is {name}")
             arrays[key] = array
     return arrays, renamed
-
-
-TIGHT = 1e-4
-"""float32: fused and unfused differ by 1e-6 of the magnitude, with large logits by 2e-5; a mask entry of 64 makes 1e-2."""
-LOOSE = 5e-3
-"""float16: the unfused nodes round scores of 4 to 2e-3 and the result to 5e-4 each time, the operator once: 7e-4 apart."""
 
 
 @dataclasses.dataclass(frozen=True)

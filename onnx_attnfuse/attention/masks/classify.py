@@ -41,6 +41,10 @@ from onnx_attnfuse.graph.constants import constant_array, is_constant
 from onnx_attnfuse.graph.ops import CASTS, REARRANGES
 from onnx_attnfuse.reasons import Reason
 
+_VIEWS = REARRANGES | CASTS | {"Expand", "Slice"}
+_TABLE = 1 << 22
+_MAX_SHOWN_SLOPES = 3
+
 
 @dataclasses.dataclass(frozen=True)
 class Parts:
@@ -248,11 +252,6 @@ def _magnitude(part: Term) -> float:
 
 def _total(biases: tuple[Term, ...]) -> Term:
     return functools.reduce(functools.partial(_applied, "Add"), biases) if biases else literal(0.0)
-
-
-_VIEWS = REARRANGES | CASTS | {"Expand", "Slice"}
-_TABLE = 1 << 22
-_MAX_SHOWN_SLOPES = 3
 
 
 def bias_kinds(biases: Sequence[Term], axes: Axes4) -> list[str]:

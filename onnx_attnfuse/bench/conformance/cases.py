@@ -31,6 +31,29 @@ Inputs = list[Array | None]
 _WIDTH = 24
 """Channels of the projected values."""
 _CAPPED_AT, _WINDOW_OF = 1.5, 3
+USUAL_DTYPES = ("float32", "float16")
+RARE_DTYPE = "bfloat16"
+"""The forms tried, with one head size, where an execution provider is known to have a kernel for it, or where it is asked for."""
+HEAD_SIZE, ODD_HEAD_SIZE = 64, 15
+"""The forms of every kind of attention: kernels that load vectors of channels take the first, others the second."""
+HEAD_SIZES = (8, 12, 16, 20, 32, 40, 72, 80, 96, 128, 256)
+"""Additional forms of plain attention."""
+TRIANGLES: Mapping[str, int] = {"unidirectional": 0, "is_causal": 0, "causal": 1}
+"""The names that schemas have for the causal attribute, and its default."""
+WINDOW, CAP = "local_window_size", "softcap"
+_MASKS: tuple[tuple[MaskForm, BiasForm], ...] = (
+    ("none", ""),
+    *(("bias", spread) for spread in ("full", "broadcast", "holes")),
+    ("lengths", ""),
+    ("ranges", ""),
+    ("raw", ""),
+)
+_LONG = 264
+ODD_HEADS, ODD_GROUPED_HEADS = 5, 9
+"""Heads whose number is odd: each with keys of its own, and three sharing one."""
+_PAST = 6
+_IR_VERSION, _OPSET = 10, 18
+_WEIGHTS = frozenset(["weights", "projection bias"])
 
 
 class Draw:
@@ -175,29 +198,6 @@ def _offsets(form: Form, counts: Array) -> tuple[Array, Array]:
     return int32(order), int32(np.cumsum([0, *counts]))
 
 
-USUAL_DTYPES = ("float32", "float16")
-RARE_DTYPE = "bfloat16"
-"""The forms tried, with one head size, where an execution provider is known to have a kernel for it, or where it is asked for."""
-HEAD_SIZE, ODD_HEAD_SIZE = 64, 15
-"""The forms of every kind of attention: kernels that load vectors of channels take the first, others the second."""
-HEAD_SIZES = (8, 12, 16, 20, 32, 40, 72, 80, 96, 128, 256)
-"""Additional forms of plain attention."""
-TRIANGLES: Mapping[str, int] = {"unidirectional": 0, "is_causal": 0, "causal": 1}
-"""The names that schemas have for the causal attribute, and its default."""
-WINDOW, CAP = "local_window_size", "softcap"
-_MASKS: tuple[tuple[MaskForm, BiasForm], ...] = (
-    ("none", ""),
-    *(("bias", spread) for spread in ("full", "broadcast", "holes")),
-    ("lengths", ""),
-    ("ranges", ""),
-    ("raw", ""),
-)
-_LONG = 264
-ODD_HEADS, ODD_GROUPED_HEADS = 5, 9
-"""Heads whose number is odd: each with keys of its own, and three sharing one."""
-_PAST = 6
-
-
 def operators() -> list[OpInfo]:
     """The operators that are tried: those of attention."""
     return [info for info in records().values() if info.kind == "attention"]
@@ -268,10 +268,6 @@ def _triangles(attributes: frozenset[str]) -> tuple[tuple[bool, bool], ...]:
     named, has_window = bool(attributes & set(TRIANGLES)), WINDOW in attributes
     free = [(False, False)] if named or not has_window else []
     return (*free, *([(True, False)] if named or has_window else []), *([(True, True)] if has_window else []))
-
-
-_IR_VERSION, _OPSET = 10, 18
-_WEIGHTS = frozenset(["weights", "projection bias"])
 
 
 def model_of(case: Case, inputs: Inputs) -> onnx.ModelProto:

@@ -46,6 +46,31 @@ SkipGroupNorm            0, 0
 """
 _SMALL = 1 << 10
 """Elements of a constant that inference is given the content of."""
+_STATED = {
+    "Bernoulli": "dtype",
+    "Cast": "to",
+    "DequantizeLinear": "output_dtype",
+    "EyeLike": "dtype",
+    "QuantizeLinear": "output_dtype",
+    "RandomNormalLike": "dtype",
+    "RandomUniformLike": "dtype",
+}
+"""Operators that state the type in an attribute, some of them only if it is not that of their input."""
+_ROUNDING = frozenset(["DequantizeLinear", "QuantizeLinear"])
+"""Operators whose type is that of their scale, or of their zero point, unless they state another."""
+_TYPED_BY = {
+    "GatherBlockQuantized": (2,),
+    "MatMulIntegerToFloat": (2,),
+    "QAttention": (3,),
+    "QGemm": (8, 1),
+    "QLinearConcat": (1,),
+    "QLinearWhere": (1,),
+}
+"""Operators of com.microsoft whose type is that of another input than the first: the first of these that there is."""
+_OWN_OF_RUNTIME = {"SimplifiedLayerNormalization": (1,)}
+"""Operators that ONNX Runtime has put into the standard's domain: the inputs that the first output has its type from."""
+_INT32 = frozenset(["MatMulInteger16", "MulInteger", "ReduceSumInteger"])
+"""Operators of com.microsoft that sum up whole numbers."""
 
 
 def _line(text: str) -> ShapeRule:
@@ -124,34 +149,6 @@ def _dims(value: ir.Value, found: onnx.TypeProto | None, names: Mapping[str, Dim
         dim.dim_value if dim.HasField("dim_value") else names.get(dim.dim_param, facts.fresh(value, axis))
         for axis, dim in enumerate(found.tensor_type.shape.dim)
     )
-
-
-_STATED = {
-    "Bernoulli": "dtype",
-    "Cast": "to",
-    "DequantizeLinear": "output_dtype",
-    "EyeLike": "dtype",
-    "QuantizeLinear": "output_dtype",
-    "RandomNormalLike": "dtype",
-    "RandomUniformLike": "dtype",
-}
-"""Operators that state the type in an attribute, some of them only if it is not that of their input."""
-_ROUNDING = frozenset(["DequantizeLinear", "QuantizeLinear"])
-"""Operators whose type is that of their scale, or of their zero point, unless they state another."""
-_TYPED_BY = {
-    "GatherBlockQuantized": (2,),
-    "MatMulIntegerToFloat": (2,),
-    "QAttention": (3,),
-    "QGemm": (8, 1),
-    "QLinearConcat": (1,),
-    "QLinearWhere": (1,),
-}
-"""Operators of com.microsoft whose type is that of another input than the first: the first of these that there is."""
-_OWN_OF_RUNTIME = {"SimplifiedLayerNormalization": (1,)}
-"""Operators that ONNX Runtime has put into the standard's domain: the inputs that the first output has its type from."""
-
-_INT32 = frozenset(["MatMulInteger16", "MulInteger", "ReduceSumInteger"])
-"""Operators of com.microsoft that sum up whole numbers."""
 
 
 def infer_dtype(node: ir.Node, index: int, facts: Known) -> ir.DataType | None:

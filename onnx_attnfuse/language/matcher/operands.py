@@ -41,6 +41,8 @@ from onnx_attnfuse.language.normal_form import COMMUTATIVE, REDUCTIONS
 TOLERANCE = 1e-5
 """How far a number in a graph may be from the one in a formula: exporters round to float32."""
 _REDUCING = frozenset(["ReduceMax", "ReduceMean", "ReduceSum"]) | REDUCTIONS
+_MAX_VIEW_CHAIN = 24
+_OF_KIND: Mapping[str, tuple[type, ...]] = {"scale": (Scaled, Negated), "mask": (Added, Replaced, Floored, Shifted)}
 
 
 class OperandGoals:
@@ -232,10 +234,6 @@ def _attribute_fits(actual: object, wanted: object) -> bool:
     if isinstance(wanted, float) and isinstance(actual, (int, float)):
         return math.isclose(actual, wanted, rel_tol=TOLERANCE)
     return actual == wanted
-
-
-_MAX_VIEW_CHAIN = 24
-_OF_KIND: Mapping[str, tuple[type, ...]] = {"scale": (Scaled, Negated), "mask": (Added, Replaced, Floored, Shifted)}
 
 
 class Traversal:

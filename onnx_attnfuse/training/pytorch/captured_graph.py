@@ -34,6 +34,8 @@ from onnx_attnfuse.training.pytorch.trace import Constants, Traced, trace
 from onnx_attnfuse.training.report import TrainingSiteReport
 
 _FUSING = Subject("fusing an attention")
+_LOG = logging.getLogger(__name__)
+_CALL: Any = torch.nn.functional.multi_head_attention_forward
 
 
 @dataclasses.dataclass(frozen=True)
@@ -171,9 +173,7 @@ def _may_have_a_gradient(value: ir.Value) -> bool:
     return not ends and (value.dtype is None or value.dtype.is_floating_point())
 
 
-_LOG = logging.getLogger(__name__)
 _map: Any = importlib.import_module("torch.fx.node").map_arg
-_CALL: Any = torch.nn.functional.multi_head_attention_forward
 
 
 def open_calls(module: fx.GraphModule, mode: FakeTensorMode) -> None:

@@ -38,6 +38,10 @@ _NAMES = tuple(f"{kind}{side}_{what}" for side in ("kv", "q") for kind in ("", "
 """The parts of a block mask, as `sort_blocks` returns them."""
 _OPERATOR: Any = operator
 _flex: Any = flex_attention
+_KEPT: dict[Any, tuple[Any, ...]] = {}
+"""Blocks of rules that read nothing, by the rule, its lengths, the device and the stream: a window is the same at each step."""
+_MOST_KEPT = 64
+_COPIES = itertools.count()
 
 
 def block_mask(program: Program, tensors: Sequence[Tensor], query: Tensor, key: Tensor, traced: bool) -> tuple[Any, ...]:
@@ -62,11 +66,6 @@ def block_mask(program: Program, tensors: Sequence[Tensor], query: Tensor, key: 
         with torch.inference_mode(False), torch.no_grad():
             _KEPT[mark] = _made(program, (), query, key)
     return _KEPT[mark]
-
-
-_KEPT: dict[Any, tuple[Any, ...]] = {}
-"""Blocks of rules that read nothing, by the rule, its lengths, the device and the stream: a window is the same at each step."""
-_MOST_KEPT = 64
 
 
 def _made(program: Program, tensors: tuple[Tensor, ...], query: Tensor, key: Tensor) -> tuple[Any, ...]:
@@ -207,9 +206,6 @@ def _compiled(function: Callable[..., Any], *rule: Any) -> Callable[..., Any]:
     code = function.__code__.replace(co_name=f"{function.__name__}_{next(_COPIES)}")
     own = types.FunctionType(code, function.__globals__, code.co_name)
     return torch.compile(own, fullgraph=True)
-
-
-_COPIES = itertools.count()
 
 
 def sort_blocks(seen: Tensor, whole: int) -> list[Tensor]:

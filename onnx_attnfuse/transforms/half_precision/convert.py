@@ -28,6 +28,13 @@ from onnx_attnfuse.verify.input_kinds import kinds
 from onnx_attnfuse.verify.runtime import available
 from onnx_attnfuse.verify.verdict import Verification
 
+_DTYPES = {"float16": ir.DataType.FLOAT16, "bfloat16": ir.DataType.BFLOAT16}
+_SINCE = {"float16": 11, "bfloat16": 13}
+"""The opset from which on the operators written here take a type."""
+_MAX_COMPARED_WEIGHT_BYTES = 1 << 30
+"""Bytes of weights of a model that is still compared in memory."""
+_FLOAT = ir.DataType.FLOAT
+
 
 @dataclasses.dataclass(frozen=True)
 class ConversionReport(JsonReport):
@@ -47,13 +54,6 @@ class ConversionReport(JsonReport):
     verification: Verification | None = None
     """The result against the model; None if they were not compared."""
     notes: tuple[str, ...] = ()
-
-
-_DTYPES = {"float16": ir.DataType.FLOAT16, "bfloat16": ir.DataType.BFLOAT16}
-_SINCE = {"float16": 11, "bfloat16": 13}
-"""The opset from which on the operators written here take a type."""
-_MAX_COMPARED_WEIGHT_BYTES = 1 << 30
-"""Bytes of weights of a model that is still compared in memory."""
 
 
 def verified(before: str | ir.Model, model: ir.Model, conversion: Conversion) -> ConversionReport:
@@ -158,9 +158,6 @@ def _weight_bytes(model: ir.Model) -> int:
     values += [value for node in model.graph.all_nodes() if node.op_type == "Constant" for value in node.outputs]
     tensors = (constant_tensor(value) or value.const_value for value in values)
     return sum(tensor.nbytes for tensor in tensors if tensor is not None)
-
-
-_FLOAT = ir.DataType.FLOAT
 
 
 @dataclasses.dataclass

@@ -41,6 +41,12 @@ _TOLERANCE = 1e-3
 _SEED, _CHECK_SEED = 7, 11
 _SINGLE_SHARE = 3
 """One in so many tokens of a text is a step of its own, after the others as a prompt."""
+_AFTER = 85
+"""Each byte after the text."""
+_FLOAT = ir.DataType.FLOAT
+_BITS, _SMALLEST, _LARGEST = 3.0, -6, 448.0
+"""Of float8e4m3fn: bits after the leading one, the exponent of the smallest normal number, and the largest number."""
+_CACHE = ("k_quant_type", "v_quant_type", "kv_cache_bit_width")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -261,10 +267,6 @@ def _not_rounded(computed: Array, held: Array, part: Part) -> str:
     return f"{float(held[place]):.4g} is no rounding of {float(computed[place]):.4g} by {float(part.scale.max()):.3g}"
 
 
-_AFTER = 85
-"""Each byte after the text."""
-
-
 class Quantised(Decoder):
     """A result whose cache is a quantised buffer."""
 
@@ -337,12 +339,6 @@ def _head_size(node: ir.Node) -> int | None:
     last = None if past is None or past.shape is None else past.shape[3]
     form = None if past is None else format_of(past.dtype)
     return last * 8 // form.bits if isinstance(last, int) and form is not None else None
-
-
-_FLOAT = ir.DataType.FLOAT
-_BITS, _SMALLEST, _LARGEST = 3.0, -6, 448.0
-"""Of float8e4m3fn: bits after the leading one, the exponent of the smallest normal number, and the largest number."""
-_CACHE = ("k_quant_type", "v_quant_type", "kv_cache_bit_width")
 
 
 def rounded_in_front(model: ir.Model) -> ir.Model | None:
