@@ -15,15 +15,11 @@ from onnx_attnfuse.attention.axes.views import IndexedValue, aligned, downward, 
 from onnx_attnfuse.attention.match.softmax import is_one_for_all_keys
 from onnx_attnfuse.attention.match.steps import (
     Kept,
-    Passed,
     Readers,
-    Rounded,
     ScoreStep,
     Shifted,
     Taken,
-    Weighted,
     WeightStep,
-    Zeroed,
 )
 from onnx_attnfuse.graph.constants import attribute, is_constant, is_standard
 from onnx_attnfuse.graph.facts import Facts
@@ -173,9 +169,8 @@ class _Walk:
             inner = self._inner(step, indexed, node)
             path = None if inner is None else self.climb(inner, depth + 1)
             if path is not None:
-                also = step.also if isinstance(step, (Passed, Rounded, Shifted)) else ()
                 taken: Taken[ScoreStep] = Taken(step, node, indexed.axes)
-                return ScorePath(path.product, (*path.steps, taken), (*path.nodes, *also, node))
+                return ScorePath(path.product, (*path.steps, taken), (*path.nodes, *step.further, node))
         return None
 
     def _missing(self, step: ScoreStep, axes: Axes) -> int:
@@ -319,13 +314,12 @@ def _through(
         raise Refused("not-attention", f"{node.op_type} reads the softmax, and is not a product with values", node.name)
     if facts.rank(step.output) != len(indexed.axes):
         raise Refused("broadcast-weights", "one set of weights is multiplied by several factors", node.name)
-    also = () if isinstance(step, (Zeroed, Weighted)) else step.also
     path = _descend(IndexedValue(step.output, indexed.axes), key_axis, facts, readers, failures)
     if path is None:
         return None
     taken: Taken[WeightStep] = Taken(step, node, indexed.axes)
     steps = path.steps if isinstance(step, Kept) else (taken, *path.steps)
-    return dataclasses.replace(path, steps=steps, nodes=(node, *also, *path.nodes))
+    return dataclasses.replace(path, steps=steps, nodes=(node, *step.further, *path.nodes))
 
 
 def _mixture(node: ir.Node, index: int, indexed: IndexedValue, key_axis: Axis, facts: Facts) -> IndexedValue | None:

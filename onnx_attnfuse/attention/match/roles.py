@@ -15,23 +15,12 @@ from onnx_attnfuse.attention.axes.views import IndexedValue
 from onnx_attnfuse.attention.match.paths import ScorePath, WeightPath
 from onnx_attnfuse.attention.match.steps import (
     Added,
-    Floored,
-    LowZeroed,
-    NaNZeroed,
-    Negated,
-    Renormalized,
     Replaced,
     Rounded,
     RoundedWeights,
-    Scaled,
     ScoreStep,
-    Shifted,
-    Squashed,
     Taken,
-    Voided,
-    Weighted,
     WeightStep,
-    Zeroed,
 )
 from onnx_attnfuse.attention.roundings import Place, Rounding
 from onnx_attnfuse.attention.spec import AttentionSpec, Role, Source
@@ -51,31 +40,25 @@ def score_roundings(steps: Iterable[Taken[ScoreStep]]) -> Iterator[Rounding]:
     """The roundings of scores, first step first."""
     place: Place = "scores"
     masked = False
-    for taken in steps:
-        match taken.step:
-            case Rounded(pair):
-                yield Rounding(place, pair)
-            case Scaled() | Negated():
-                place = place if masked else "scaled"
-            case Squashed():
-                place = "capped"
-            case Added() | Replaced() | Floored():
-                place, masked = "masked", True
-            case _:
-                pass
+    for step in (taken.step for taken in steps):
+        if isinstance(step, Rounded):
+            yield Rounding(place, step.pair)
+        elif step.role == "scale":
+            place = place if masked else "scaled"
+        elif step.role == "softcap":
+            place = "capped"
+        elif step.role == "mask":
+            place, masked = "masked", True
 
 
 def weight_roundings(steps: Iterable[Taken[WeightStep]]) -> Iterator[Rounding]:
     """The roundings of attention weights, first step first."""
     place: Place = "weights"
-    for taken in steps:
-        match taken.step:
-            case RoundedWeights(pair):
-                yield Rounding(place, pair)
-            case Weighted():
-                pass
-            case _:
-                place = "guarded"
+    for step in (taken.step for taken in steps):
+        if isinstance(step, RoundedWeights):
+            yield Rounding(place, step.pair)
+        elif step.role != "scale":
+            place = "guarded"
 
 
 def mask_roundings(steps: Iterable[Taken[ScoreStep]], facts: Facts) -> Iterator[Rounding]:
@@ -169,7 +152,7 @@ def with_roles(
     found: dict[ir.Node, Role] = {scores.product.contraction.node: "scores", weights.contraction.node: "result"}
     found |= dict.fromkeys(softmax, "softmax")
     for taken in (*scores.steps, *weights.steps):
-        found |= _role(taken.step, taken.node)
+        found |= dict.fromkeys((taken.node, *taken.step.further), taken.step.role)
     for operand in (*spec.operands(), *(() if spec.cache is None else spec.cache.new)):
         found |= _of_operand(operand, facts)
     after = (reading.value.producer() for reading in spec.output[1:])
@@ -179,26 +162,6 @@ def with_roles(
     masks = [step.operand if isinstance(step, Added) else step.condition for step in steps if isinstance(step, (Added, Replaced))]
     found |= {node: "mask_input" for node in _computing(masks) if node not in found}
     return dataclasses.replace(spec, roles=tuple((role, node) for node, role in found.items()))
-
-
-def _role(step: object, node: ir.Node) -> dict[ir.Node, Role]:
-    also: tuple[ir.Node, ...] = getattr(step, "also", ())
-    match step:
-        case Scaled() | Negated() | Weighted():
-            role: Role = "scale"
-        case Added() | Replaced() | Floored():
-            role = "mask"
-        case Squashed():
-            role = "softcap"
-        case LowZeroed() | NaNZeroed() | Zeroed() | Voided():
-            role = "guard"
-        case Rounded() | RoundedWeights():
-            role = "rounding"
-        case Shifted() | Renormalized():
-            role = "softmax"
-        case _:
-            role = "view"
-    return dict.fromkeys((node, *also), role)
 
 
 def _of_operand(operand: tuple[Source, ...], facts: Facts) -> dict[ir.Node, Role]:

@@ -9,55 +9,72 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Generic, TypeAlias, TypeVar
+from typing import ClassVar, Generic, TypeAlias, TypeVar
 
 import onnx_ir as ir
 
 from onnx_attnfuse.attention.axes.factors import Axes
+from onnx_attnfuse.attention.spec import Role
 from onnx_attnfuse.errors import OptionError
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.ops import read_as
 from onnx_attnfuse.graph.rounding import QdqPair
 
 
+class Step:
+    """What a node does, with the role of its nodes in an attention."""
+
+    role: ClassVar[Role]
+
+    @property
+    def further(self) -> tuple[ir.Node, ...]:
+        """Further nodes that belong to the step: its `also`, if it has that."""
+        return getattr(self, "also", ())
+
+
 @dataclasses.dataclass(frozen=True)
-class Passed:
+class Passed(Step):
     """The scores come out as they went in."""
 
+    role = "view"
     scores: ir.Value
     also: tuple[ir.Node, ...] = ()
     """Further nodes that belong to the step."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Scaled:
+class Scaled(Step):
     """The scores are multiplied or divided by `operand`."""
 
+    role = "scale"
     scores: ir.Value
     operand: ir.Value
     divide: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
-class Negated:
+class Negated(Step):
     """The scores change their sign."""
 
+    role = "scale"
     scores: ir.Value
 
 
 @dataclasses.dataclass(frozen=True)
-class Added:
+class Added(Step):
     """`operand` is added to the scores, or subtracted from them."""
 
+    role = "mask"
     scores: ir.Value
     operand: ir.Value
     negative: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
-class Replaced:
+class Replaced(Step):
     """The scores become `fill` where `condition` is not `keep_where`."""
 
+    role = "mask"
     scores: ir.Value
     condition: ir.Value
     keep_where: bool
@@ -65,17 +82,19 @@ class Replaced:
 
 
 @dataclasses.dataclass(frozen=True)
-class Floored:
+class Floored(Step):
     """The scores are held at or above `low`."""
 
+    role = "mask"
     scores: ir.Value
     low: float
 
 
 @dataclasses.dataclass(frozen=True)
-class Shifted:
+class Shifted(Step):
     """The largest score is subtracted, which a softmax without a sink does not see where it is one number for all keys."""
 
+    role = "softmax"
     scores: ir.Value
     largest: ir.Value
     """The largest of the scores along some axes; those have to be the keys', which only the walk knows."""
@@ -84,16 +103,18 @@ class Shifted:
 
 
 @dataclasses.dataclass(frozen=True)
-class Squashed:
+class Squashed(Step):
     """tanh of the scores, as in a soft cap."""
 
+    role = "softcap"
     scores: ir.Value
 
 
 @dataclasses.dataclass(frozen=True)
-class Rounded:
+class Rounded(Step):
     """The scores are rounded to a grid, as between two operators of a quantised model."""
 
+    role = "rounding"
     pair: QdqPair
 
     @property
@@ -111,25 +132,28 @@ ScoreStep: TypeAlias = Passed | Scaled | Negated | Added | Replaced | Floored | 
 
 
 @dataclasses.dataclass(frozen=True)
-class Kept:
+class Kept(Step):
     """The attention weights go on in `output` unchanged."""
 
+    role = "view"
     output: ir.Value
     also: tuple[ir.Node, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
-class NaNZeroed:
+class NaNZeroed(Step):
     """Weights that are NaN become zero in `output`."""
 
+    role = "guard"
     output: ir.Value
     also: tuple[ir.Node, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
-class LowZeroed:
+class LowZeroed(Step):
     """Weights become zero in `output` in rows whose largest score is `bound` or less, or NaN."""
 
+    role = "guard"
     output: ir.Value
     largest: ir.Value
     """The largest of the scores along some axes; those have to be the keys', which only the walk knows."""
@@ -138,27 +162,30 @@ class LowZeroed:
 
 
 @dataclasses.dataclass(frozen=True)
-class Zeroed:
+class Zeroed(Step):
     """Weights become zero in `output` where `condition` is not `keep_where`."""
 
+    role = "guard"
     output: ir.Value
     condition: ir.Value
     keep_where: bool
 
 
 @dataclasses.dataclass(frozen=True)
-class Weighted:
+class Weighted(Step):
     """Weights are multiplied or divided by `operand`, which is the same for all keys."""
 
+    role = "scale"
     output: ir.Value
     operand: ir.Value
     divide: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
-class Renormalized:
+class Renormalized(Step):
     """Weights are divided by their sum, which a mask after Softmax has lowered."""
 
+    role = "softmax"
     output: ir.Value
     reduction: ir.Node
     """The node that sums; it has to do so along the keys, which only the walk knows."""
@@ -170,9 +197,10 @@ class Renormalized:
 
 
 @dataclasses.dataclass(frozen=True)
-class Voided:
+class Voided(Step):
     """Weights become NaN in `output` in rows whose scores are all so low that their exponentials are 0."""
 
+    role = "guard"
     output: ir.Value
     also: tuple[ir.Node, ...] = ()
     defined: bool = True
@@ -180,9 +208,10 @@ class Voided:
 
 
 @dataclasses.dataclass(frozen=True)
-class RoundedWeights:
+class RoundedWeights(Step):
     """The attention weights are rounded to a grid."""
 
+    role = "rounding"
     pair: QdqPair
 
     @property
