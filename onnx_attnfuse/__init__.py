@@ -42,7 +42,7 @@ if TYPE_CHECKING:
         verify_models,
         write_genai_config,
     )
-    from onnx_attnfuse.fusion.forecast_model import forecast
+    from onnx_attnfuse.fusion.pipeline import forecast
     from onnx_attnfuse.graph.facts import Facts
     from onnx_attnfuse.kernels.ort_settings import Session
     from onnx_attnfuse.language import steps
@@ -132,7 +132,7 @@ _HOMES = {
     "Verified": "verify.verdict",
     "convert": "api",
     "explain": "api",
-    "forecast": "fusion.forecast_model",
+    "forecast": "fusion.pipeline",
     "linear_attention": "mixers.exporting",
     "mixers_as_operators": "mixers.exporting",
     "optimize": "api",

@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeVar
 import onnx_ir as ir
 
 from onnx_attnfuse.errors import MissingDependencyError, OptionError
-from onnx_attnfuse.fusion import capturing
+from onnx_attnfuse.fusion import model_passes
 from onnx_attnfuse.fusion.pipeline import Fusion
 from onnx_attnfuse.graph import io
 from onnx_attnfuse.kernels.ort_settings import Session
@@ -89,7 +89,7 @@ def optimize(model: io.AnyModel, options: Options | None = None, **choices: Any)
     verifier = fusion.verifier
     before = _original(model, loaded, fusion.options) if verifier.level == "model" else None
     report = fusion.fuse(loaded)
-    capturing.refuse_uncaptured(report, fusion.options)
+    model_passes.refuse_uncaptured(report, fusion.options)
     if before is not None:
         # a decoder whose cache is shared has other inputs, and was verified in a loop; one without roundings, without any
         judged = report.decoder is not None or report.dequantised is not None
@@ -102,9 +102,9 @@ def optimize(model: io.AnyModel, options: Options | None = None, **choices: Any)
 
 def _original(model: io.AnyModel, loaded: ir.Model, options: Options | None = None) -> str | ir.Model:
     """The model as it was, for comparison: its file, or a copy of what was loaded, with the sizes that are to be fixed."""
-    if options is not None and capturing.fixes(loaded, options):
+    if options is not None and model_passes.fixes(loaded, options):
         copy = loaded.clone()
-        capturing.fix(copy, options)
+        model_passes.fix(copy, options)
         return copy
     return _path(model) or loaded.clone()
 
@@ -220,7 +220,7 @@ class AttentionFusionPass(ir.passes.InPlacePass):
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Fuses in place; `modified` tells whether anything was rewritten, or sizes were fixed."""
         self.report = Fusion(self.options).fuse(model)
-        capturing.refuse_uncaptured(self.report, self.options)
+        model_passes.refuse_uncaptured(self.report, self.options)
         counted = self.report.ops_before != self.report.ops_after
         changed = counted or any(site.is_rewritten for site in self.report.sites)
         return ir.passes.PassResult(model, modified=changed or self.options.cuda_graph)

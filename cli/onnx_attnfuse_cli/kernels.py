@@ -78,7 +78,7 @@ def command(
         raise click.UsageError("--confirm runs the model as it is on the GPU here; leave --arch and --dtype out")
     if confirm:
         return _confirmed(model, seq, as_json, chosen)
-    from onnx_attnfuse.fusion.forecast_model import forecast
+    from onnx_attnfuse.fusion.pipeline import forecast
     from onnx_attnfuse.report.text import ForecastTable
 
     reports: dict[str, Report] = {}
@@ -110,7 +110,7 @@ def _confirmed(model: pathlib.Path, seq: int | None, as_json: bool, chosen: Mapp
 
     arch = check_gpu()
     from onnx_attnfuse.api import optimize
-    from onnx_attnfuse.fusion.forecast_model import sequence_symbols
+    from onnx_attnfuse.fusion.pipeline import sequence_symbols
     from onnx_attnfuse.graph import io
 
     dim: dict[str, int] = {**dict.fromkeys(sequence_symbols(io.load(model)) if seq else (), seq or 0), **chosen["dim"]}

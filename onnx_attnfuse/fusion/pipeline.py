@@ -3,28 +3,40 @@
 fusion = Fusion(options)
 model, kind = fusion.read("model.onnx")
 report = fusion.fuse(model)
+
+Forecasts make nothing of a model: for other devices, other types, and chosen lengths.
+
+report = forecast(model, ep="cuda", arch="sm80", dtype="float16", length=512)
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import importlib.metadata
 import itertools
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import onnx_ir as ir
 
+from onnx_attnfuse.attention.axes.factors import length as length_of
+from onnx_attnfuse.attention.match.candidates import find_candidates
 from onnx_attnfuse.certify.interned import aside
 from onnx_attnfuse.containment import Failure, Subject, collecting, contained, tell
-from onnx_attnfuse.fusion import capturing, decoders, passes, quantising
+from onnx_attnfuse.errors import OptionError
+from onnx_attnfuse.fusion import model_passes, passes
 from onnx_attnfuse.fusion.enabling import AFTER, BEFORE
 from onnx_attnfuse.fusion.pass_context import ModelPass, Pass, PassContext, Run
-from onnx_attnfuse.graph import faults, io
+from onnx_attnfuse.graph import faults, io, sizes
 from onnx_attnfuse.graph.fixed_sizes import input_sizes
 from onnx_attnfuse.graph.scopes import count_ops, scopes
+from onnx_attnfuse.graph.sizes import Dim
+from onnx_attnfuse.kernels.conditions import AttentionParams
 from onnx_attnfuse.kernels.device import Device
+from onnx_attnfuse.kernels.op_node import params_of_node
 from onnx_attnfuse.kernels.ort_settings import session_for
 from onnx_attnfuse.language.matcher.match_state import Trace
 from onnx_attnfuse.language.registry.discovery import load
@@ -147,11 +159,11 @@ def _off_target(run: Run) -> int:
 
 _FIND, _REWRITE = "find", "plan and rewrite"
 PASSES: tuple[Pass, ...] = (
-    ModelPass("fixing sizes", capturing.fix_sizes, must_succeed=True),
+    ModelPass("fixing sizes", model_passes.fix_sizes, must_succeed=True),
     ModelPass("giving functions their constants", passes.embed_arguments, _FIND),
-    ModelPass("decomposing operators with a past", decoders.decompose_cached, must_succeed=True),
-    ModelPass("taking the decoder with a past of two", decoders.take_with_past),
-    ModelPass(LAYING_OUT, decoders.lay_out),
+    ModelPass("decomposing operators with a past", model_passes.decompose_cached, must_succeed=True),
+    ModelPass("taking the decoder with a past of two", model_passes.take_with_past),
+    ModelPass(LAYING_OUT, model_passes.lay_out),
     Pass("decomposing operators of other providers", passes.decompose_foreign, _REWRITE),
     Pass("removing no-op nodes", passes.drop_needless, _FIND),
     Pass("applying patterns", passes.apply_patterns, "apply patterns"),
@@ -167,7 +179,7 @@ PASSES: tuple[Pass, ...] = (
     Pass("looking for attention", passes.find_attention, _FIND, None),
     ModelPass("switching kernels off", passes.switch_kernels),
     Pass("drawing sites", passes.draw, undo=None),
-    Pass("sharing the buffer of the cache", decoders.share_cache, _REWRITE),
+    Pass("sharing the buffer of the cache", model_passes.share_cache, _REWRITE),
     Pass(PACKING_ROWS, passes.pack_rows, _REWRITE),
     Pass("packing the attentions of a graph", passes.pack_attention, _REWRITE),
     Pass(passes.FUSING, passes.fuse_attention, _REWRITE),
@@ -185,13 +197,13 @@ PASSES: tuple[Pass, ...] = (
     Pass("sorting nodes", passes.sort_nodes, _REWRITE),
     ModelPass("moving unused inputs to the end", passes.order_inputs),
     ModelPass("finishing opset imports", passes.finish_imports),
-    ModelPass("judging the decoder", decoders.check, must_succeed=True),
-    ModelPass("quantising the cache", quantising.quantise, must_succeed=True),
-    ModelPass("measuring what roundings cost", quantising.measure, must_succeed=True),
-    ModelPass("folding fixed sizes", capturing.fold_fixed_sizes, _REWRITE, must_succeed=True),
-    ModelPass("finishing the decoder", decoders.finish, must_succeed=True),
+    ModelPass("judging the decoder", model_passes.check, must_succeed=True),
+    ModelPass("quantising the cache", model_passes.quantise, must_succeed=True),
+    ModelPass("measuring what roundings cost", model_passes.measure, must_succeed=True),
+    ModelPass("folding fixed sizes", model_passes.fold_fixed_sizes, _REWRITE, must_succeed=True),
+    ModelPass("finishing the decoder", model_passes.finish, must_succeed=True),
     ModelPass("telling what was done", tell_what_was_done),
-    ModelPass("telling what can be captured", capturing.tell_capture),
+    ModelPass("telling what can be captured", model_passes.tell_capture),
 )
 """All that is done to a model, in order."""
 
@@ -211,9 +223,7 @@ class Fusion:
             MissingDependencyError: Verification was asked for and onnxruntime is absent.
             OptionError: An option has no such value.
         """
-        decoders.check_options(options)
-        quantising.check_options(options)
-        capturing.check_options(options)
+        model_passes.check_options(options)
         self.options = options
         self.catalogue = load(options)
         self.verifier = Verifier(options, self.catalogue.operators.values(), keep_evidence=keep_evidence, doubts=doubts)
@@ -282,3 +292,50 @@ def _apply(item: Pass, subject: PassContext | Run) -> None:
             run.changes[item.name] += changes
             run.version += bool(changes)
     subject.failure = (attempt and attempt.reason) or subject.failure
+
+
+DTYPES = {"float32": ir.DataType.FLOAT, "float16": ir.DataType.FLOAT16, "bfloat16": ir.DataType.BFLOAT16}
+
+
+def forecast(
+    model: io.AnyModel, options: Options | None = None, *, dtype: str | None = None, length: int | None = None, **choices: Any
+) -> Report:
+    """Which kernel ONNX Runtime will run for each attention, and why not a faster one.
+
+    Args:
+        model: As for `optimize`; it stays as it was.
+        options: Choices; or give its fields by name. Nothing is verified.
+        dtype: Element type to forecast for, `float32`, `float16` or `bfloat16`; the model's own by default.
+        length: How many queries and keys there will be; `dim` counts before it.
+        **choices: Fields of `Options`.
+
+    Returns:
+        A report as of `explain`.
+
+    Raises:
+        ModelError: The model cannot be read.
+        OptionError: An option has no such value.
+    """
+    options = dataclasses.replace(options or Options(), **choices, verify="none")
+    if dtype is not None and dtype not in DTYPES:
+        raise OptionError(f"dtype is {dtype!r}; choose {', '.join(DTYPES)}")
+    if length is not None and length < 1:
+        raise OptionError(f"the length is {length}; choose one of 1 or more")
+    loaded, _ = io.from_any(model)
+    if length is not None:
+        options = dataclasses.replace(options, dim={**dict.fromkeys(sequence_symbols(loaded), length), **options.dim})
+    return Fusion(options, doubts=False).fuse(loaded, dtype=None if dtype is None else DTYPES[dtype])
+
+
+def sequence_symbols(model: ir.Model) -> set[str]:
+    """Symbolic sizes that are the number of queries or of keys of an attention, whatever they are called."""
+    readers = load(Options()).readers
+    dims: list[Dim] = []
+    for scope in scopes(model):
+        for candidate in find_candidates(scope, readers, keep_outputs=True):
+            if candidate.spec is not None:
+                dims += [length_of(candidate.spec.axes.i), length_of(candidate.spec.axes.j)]
+            elif candidate.softmax is None:
+                params = params_of_node(candidate.node, scope.facts)
+                dims += [params.rows, params.columns] if isinstance(params, AttentionParams) else []
+    return {name for dim in dims for name in sizes.symbols(dim) if dim == sizes.symbol(name)}

@@ -13,7 +13,7 @@ import pytest
 
 import onnx_attnfuse
 from onnx_attnfuse.errors import ModelError, OptionError
-from onnx_attnfuse.fusion import capturing
+from onnx_attnfuse.fusion import model_passes
 from onnx_attnfuse.graph.constants import all_nodes
 from onnx_attnfuse.graph.fixed_sizes import input_sizes
 from onnx_attnfuse.kernels import providers
@@ -63,7 +63,7 @@ def test_without_it_the_report_says_that_sizes_have_to_be_fixed_first() -> None:
 def test_what_is_told_of_a_fused_model_is_what_is_read_off_it_anew(path: pathlib.Path) -> None:
     result = onnx_attnfuse.optimize(path, ep="cuda", arch="sm80", verify="none", padding="guarded")
     assert result.report.capture is not None
-    assert result.report.capture == capturing.report_capture(result.model, providers.provider("cuda"), folded=False)
+    assert result.report.capture == model_passes.report_capture(result.model, providers.provider("cuda"), folded=False)
 
 
 def test_a_test_at_run_time_prevents_a_capture_and_is_not_written_into_a_model_that_is_captured() -> None:

@@ -15,7 +15,7 @@ import onnx_attnfuse
 from onnx_attnfuse import OptionError, RunError
 from onnx_attnfuse.bench.confirm_kernels import Confirmation, Ran, confirm, confirm_kernels, node_forecasts, read_kernel_log
 from onnx_attnfuse.bench.process import sample
-from onnx_attnfuse.fusion.forecast_model import forecast, sequence_symbols
+from onnx_attnfuse.fusion.pipeline import forecast, sequence_symbols
 from onnx_attnfuse.graph import sizes
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.kernels.conditions import AttentionParams, MaskForm
