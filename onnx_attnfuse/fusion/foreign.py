@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 
 import onnx_ir as ir
 
@@ -25,16 +26,18 @@ _PACKED_RANK, _BY_HEAD_RANK = 5, 4
 
 def decompose_foreign(graph: GraphContext, plan_context: PlanContext) -> Counter[str]:
     """Decomposes operators that the execution provider is not known to run, each verified; returns their numbers."""
-    done: Counter[str] = Counter()
     if plan_context.device.provider.keeps_fused:
-        return done
+        return Counter()
     fused = [node for node in graph.scope.graph if is_fused(node)]
     found = [node for node in fused if why_foreign(node, graph.scope.facts, plan_context) is not None]
     found += [node for node in graph.scope.graph if _is_foreign_norm(node, plan_context.device.provider)]
-    for node in found:
-        site = decompose_node(graph, node)
-        done[f"{site.domain or 'ai.onnx'}.{site.op}"] += site.status == "unfused"
-    return +done
+    return decompose_nodes(graph, found)
+
+
+def decompose_nodes(graph: GraphContext, nodes: Sequence[ir.Node]) -> Counter[str]:
+    """Decomposes fused operators, each verified; returns how many were, by their names."""
+    sites = [decompose_node(graph, node) for node in nodes]
+    return Counter(f"{site.domain or 'ai.onnx'}.{site.op}" for site in sites if site.status == "unfused")
 
 
 def _is_foreign_norm(node: ir.Node, provider: ExecutionProvider) -> bool:

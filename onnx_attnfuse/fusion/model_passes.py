@@ -16,6 +16,7 @@ from typing import get_args
 import onnx_ir as ir
 
 from onnx_attnfuse.errors import MissingDependencyError, ModelError, OptionError, VerificationError
+from onnx_attnfuse.fusion.foreign import decompose_nodes
 from onnx_attnfuse.fusion.pass_context import PassContext, Run
 from onnx_attnfuse.fusion.roundings import counted
 from onnx_attnfuse.fusion.shared_cache.decoder import with_past
@@ -83,18 +84,12 @@ def decompose_cached(run: Run) -> int:
     """
     if run.options.cache != "shared" or run.tried is not None:
         return 0
-    from onnx_attnfuse.transforms.decompose.decompose import decompose_node
-
     scope, model = next(iter(scopes(run.model))), run.model
     found = [node for node in scope.graph if is_attention(node) and node.op_type != group_query_attention.INFO.name]
     cached = [node for node in found if (info := info_of(node)) is not None and info.first(node, "past") is not None]
     if cached:
         builder = builder_for(scope, all_names(model))
-        graph = GraphContext(scope, model, builder, run.verifier)
-        for node in cached:
-            name = f"{node.domain or 'ai.onnx'}.{node.op_type}"
-            run.decomposed_cached[name] += decompose_node(graph, node).status == "unfused"
-    run.decomposed_cached = +run.decomposed_cached
+        run.decomposed_cached += decompose_nodes(GraphContext(scope, model, builder, run.verifier), cached)
     return run.decomposed_cached.total()
 
 

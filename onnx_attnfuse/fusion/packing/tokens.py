@@ -20,7 +20,7 @@ from onnx_attnfuse.attention.axes.factors import Axes, Axis, Factor, leaves, ref
 from onnx_attnfuse.attention.axes.rearrange import arrange
 from onnx_attnfuse.attention.axes.views import IndexedValue, downward, upward
 from onnx_attnfuse.graph import sizes
-from onnx_attnfuse.graph.build import Builder
+from onnx_attnfuse.graph.build import Builder, dims_of
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.facts_view import Dims
 from onnx_attnfuse.graph.ops import CONTRIB
@@ -174,6 +174,12 @@ class PadUnpad(abc.ABC):
         zero = build.constant(np.zeros((), dtype.numpy()), "attnfuse/zero")
         return build.elementwise("Where", [seen, value, zero])
 
+    def _put_back(self, packed: ir.Value, offset: ir.Value) -> ir.Value:
+        """(t, d) as (b, s, d) by RestorePadding, rows after the tokens at places of padding."""
+        shape = [self.tokens.batch, self.tokens.length, dims_of(self.builder, packed)[1]]
+        hint = "attnfuse/RestorePadding"
+        return self.builder.node("RestorePadding", [packed, offset], domain=CONTRIB, dims=shape, hint=hint)
+
     @abc.abstractmethod
     def _removed(self, value: ir.Value) -> ir.Value:
         """(b, s, d) as (t, d)."""
@@ -210,12 +216,8 @@ class UnpadTokens(PadUnpad):
         return removed
 
     def _restored(self, packed: ir.Value) -> ir.Value:
-        build, dims = self.builder, self.builder.facts.dims(packed)
-        assert dims is not None
         assert self.packing is not None
-        inputs = [packed, self.packing.offset]
-        shape, hint = [self.tokens.batch, self.tokens.length, dims[1]], "attnfuse/RestorePadding"
-        return build.node("RestorePadding", inputs, domain=CONTRIB, dims=shape, hint=hint)
+        return self._put_back(packed, self.packing.offset)
 
 
 class Rows(PadUnpad):
@@ -314,16 +316,7 @@ class UnpadFixed(Rows):
         channels = others(marks, dims)
         flat = build.reshape(packed, [self._room, sizes.product(channels)])
         whole: Axes = ((batch,), (rows,), tuple(leaf for axis in others(marks, axes) for leaf in axis))
-        return arrange(build, IndexedValue(self._put_back(flat), whole), axes)
-
-    def _put_back(self, packed: ir.Value) -> ir.Value:
-        """(t, d) as (b, s, d), rows after the tokens at places of padding."""
-        build, dims = self.builder, self.builder.facts.dims(packed)
-        assert dims is not None
-        inputs, hint = [packed, self._offset], "attnfuse/RestorePadding"
-        return build.node(
-            "RestorePadding", inputs, domain=CONTRIB, dims=[self.tokens.batch, self.tokens.length, dims[1]], hint=hint
-        )
+        return arrange(build, IndexedValue(self._put_back(flat, self._offset), whole), axes)
 
     def with_packing(self) -> UnpadFixed:
         """These rows with further inputs of PackedMultiHeadAttention; entries end where the rows do."""
@@ -343,7 +336,7 @@ class UnpadFixed(Rows):
 
     def _restored(self, packed: ir.Value) -> ir.Value:
         build, dtype = self.builder, self.builder.facts.dtype(packed)
-        rows = self._put_back(packed)
+        rows = self._put_back(packed, self._offset)
         filling = build.elementwise("Where", [self._fits, build.scalar(0.0, dtype), build.scalar(float("nan"), dtype)])
         return build.elementwise("Where", [self._known, rows, filling])
 

@@ -11,6 +11,7 @@ buffer (b, t, n, h) ── Scatter ── buffer (b, t, n, h)      as      buffe
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 import onnx_ir as ir
@@ -204,18 +205,17 @@ def _answer(given: ir.Value, builder: Builder) -> None:
 class Buffer:
     """The buffer of the keys, or of the values, of one attention."""
 
-    given: ir.Value
+    given: IndexedValue
     """The input of the model."""
-    result: ir.Value
+    result: IndexedValue
     """The output of the model."""
-    given_order: tuple[int, ...]
-    """The axes of the input that are the batch, the heads, the positions and the channels."""
-    result_order: tuple[int, ...]
+    layout: Axes
+    """The batch, the heads, the positions and the channels, of which both have an axis each."""
 
     @property
     def is_laid_out(self) -> bool:
         """Whether both lie as a shared buffer does."""
-        return self.given_order == self.result_order == tuple(range(len(self.given_order)))
+        return all(list(map(leaves, item.axes)) == list(map(leaves, self.layout)) for item in (self.given, self.result))
 
 
 def buffers(spec: AttentionSpec) -> Iterator[Buffer]:
@@ -227,40 +227,25 @@ def buffers(spec: AttentionSpec) -> Iterator[Buffer]:
         if node is None or node.inputs[0] is None:
             return
         given, results = copied_from(IndexedValue(node.inputs[0], indexed.axes)), outputs_of(indexed.value, indexed.axes)
-        wanted = cache_layout(spec, heads, axes.j, channels)
-        orders = [_order(item.axes, wanted) for item in (given, *results[:1])]
-        if len(orders) < 2 or orders[0] is None or orders[1] is None:
+        layout = cache_layout(spec, heads, axes.j, channels)
+        wanted = Counter(map(leaves, layout))
+        if not results or any(Counter(map(leaves, item.axes)) != wanted for item in (given, results[0])):
             return
         if not given.value.is_graph_input() or given.value.const_value is not None:
             return
-        yield Buffer(given.value, results[0].value, orders[0], orders[1])
-
-
-def _order(axes: Axes, wanted: Axes) -> tuple[int, ...] | None:
-    """The places of the wanted axes; None where one is not there by itself."""
-    left = [leaves(axis) for axis in axes]
-    order: list[int] = []
-    for axis in wanted:
-        place = next((at for at, found in enumerate(left) if found == leaves(axis) and at not in order), None)
-        if place is None:
-            return None
-        order.append(place)
-    return tuple(order) if len(order) == len(axes) else None
+        yield Buffer(given, results[0], layout)
 
 
 def turn(graph: ir.Graph, builder: Builder, turned: Sequence[Buffer]) -> None:
     """Gives each of some buffers an input and an output whose axes have the order of a shared buffer, in place."""
     for buffer in turned:
-        given, result, facts = buffer.given, buffer.result, builder.facts
-        dims = facts.dims(given)
-        assert dims is not None
+        given, result = buffer.given.value, buffer.result.value
         builder.at(next(iter(graph)))
-        new = new_input(builder, given, [dims[place] for place in buffer.given_order])
-        back = [buffer.given_order.index(place) for place in range(len(dims))]
-        given.replace_all_uses_with(builder.transpose(new, back))
+        new = new_input(builder, given, [length(axis) for axis in buffer.layout])
+        given.replace_all_uses_with(arrange(builder, IndexedValue(new, buffer.layout), buffer.given.axes))
         graph.inputs[list(graph.inputs).index(given)] = new
         new.name, given.name = given.name, None
-        graph.outputs[list(graph.outputs).index(result)] = builder.transpose(result, buffer.result_order)
+        graph.outputs[list(graph.outputs).index(result)] = arrange(builder, buffer.result, buffer.layout)
 
 
 def new_input(builder: Builder, given: ir.Value, dims: Sequence[Dim]) -> ir.Value:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -178,6 +179,10 @@ _TAKES_ROWS = {"Gather", rotary_embedding.INFO.name, group_query_attention.INFO.
 """Operators that read tables, or positions that there are rows for, by positions of their own."""
 
 
+_Rows: TypeAlias = tuple[ir.Value, ir.Value, ir.Value]
+"""Cosines and sines as tables (position, pair), and the positions (b, s) of which rows are taken."""
+
+
 class PositionTables:
     """The tables of a decoder: one for all rotations that are the same, in whatever layer.
 
@@ -216,8 +221,8 @@ class PositionTables:
         if rows is None:
             return None
         self._made[key] = rows
-        cos, sin = (Table(IndexedValue(value, (row, columns)), 1) for value in (rows.cos, rows.sin))
-        return dataclasses.replace(rotary, cos=cos, sin=sin, positions=IndexedValue(rows.taken, along))
+        cos, sin = (Table(IndexedValue(value, (row, columns)), 1) for value in rows[:2])
+        return dataclasses.replace(rotary, cos=cos, sin=sin, positions=IndexedValue(rows[2], along))
 
 
 def counted(builder: Builder) -> ir.Value:
@@ -257,15 +262,6 @@ def _constant(graph: ir.Graph, name: str, array: npt.NDArray[np.int64]) -> ir.Va
     return value
 
 
-@dataclasses.dataclass(frozen=True)
-class _Rows:
-    """Cosines and sines as tables (position, pair), and the positions (b, s) of which rows are taken."""
-
-    cos: ir.Value
-    sin: ir.Value
-    taken: ir.Value
-
-
 def _along(table: Table, batch: Axis) -> tuple[Axis, Axis] | None:
     """The axes of the entries and of the positions of cosines or sines that differ along both."""
     found = [axis for place, axis in enumerate(refined(table.indexed.axes)) if place != table.axis and axis]
@@ -291,7 +287,7 @@ class _Tables:
             return None
         values = rotating.tables(builder, dataclasses.replace(rotary, cos=cos, sin=sin), (), self._row, None)[:2]
         taken = builder.node("Gather", [counted(builder), self._positions])
-        return _Rows(*values, taken)
+        return *values, taken
 
     def _table(self, table: Table) -> Table | None:
         """A table with a row for each position."""
