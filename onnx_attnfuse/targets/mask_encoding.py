@@ -28,7 +28,7 @@ from onnx_attnfuse.attention.masks.predicates import Causal, Padding, Predicate
 from onnx_attnfuse.attention.spec import AttentionSpec, Axes4
 from onnx_attnfuse.certify.terms import Term, conjoin
 from onnx_attnfuse.graph import sizes
-from onnx_attnfuse.graph.build import Builder
+from onnx_attnfuse.graph.build import Builder, dims_of
 from onnx_attnfuse.graph.sizes import Dim
 from onnx_attnfuse.graph.sweep import sweep_unused
 from onnx_attnfuse.graph.uses import reads_input
@@ -121,8 +121,7 @@ def _last_row(spec: AttentionSpec, meaning: Meaning, context: BuildContext) -> t
     """From the mask itself: its last row sees every key that is not padding."""
     builder = context.builder
     value = bias_emitter(spec, meaning, context).compact(spec.mask).value
-    dims = builder.facts.dims(value)
-    assert dims is not None
+    dims = dims_of(builder, value)
     for axis in (1, 2):
         if dims[axis] != 1:
             value = builder.slice(value, axis, -1, None)

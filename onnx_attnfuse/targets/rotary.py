@@ -168,8 +168,7 @@ def _cache(builder: Builder, table: Table, turn: Axis, pairs: int, dtype: ir.Dat
     else:
         value = _shared(builder, value)
     axes = (*axes[: table.axis], columns, *axes[table.axis + 1 :])
-    dims = builder.facts.dims(value)
-    assert dims is not None
+    dims = dims_of(builder, value)
     lengths = [length(axis) for axis in axes]
     unproven = [dim != wanted for dim, wanted in zip(dims, lengths, strict=True)]
     if any(unproven):

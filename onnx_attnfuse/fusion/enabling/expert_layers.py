@@ -13,7 +13,7 @@ import dataclasses
 import onnx_ir as ir
 
 from onnx_attnfuse.fusion.enabling.rule import halves
-from onnx_attnfuse.graph.build import Builder
+from onnx_attnfuse.graph.build import Builder, dims_of
 from onnx_attnfuse.graph.constants import attribute, constant_tensor, is_standard
 from onnx_attnfuse.graph.dtypes import FLOATS_TO_32, narrows
 from onnx_attnfuse.graph.facts import Facts
@@ -144,8 +144,7 @@ def both_ways(node: ir.Node | None, op: str) -> list[tuple[ir.Value, ir.Value]]:
 
 def _in_turn(value: ir.Value, builder: Builder) -> ir.Value:
     """A constant (experts, out, ...) whose channels, all of g and then all of l, are those of g and l in turn."""
-    dims = builder.facts.dims(value)
-    assert dims is not None
+    dims = dims_of(builder, value)
     experts, out, *rest = dims
     assert isinstance(out, int)
     apart = builder.reshape(value, [experts, 2, out // 2, *rest])

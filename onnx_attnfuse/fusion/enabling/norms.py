@@ -16,7 +16,7 @@ import math
 import onnx_ir as ir
 
 from onnx_attnfuse.fusion.enabling.rule import EnablingChange, enabling, own_bias
-from onnx_attnfuse.graph.build import Builder
+from onnx_attnfuse.graph.build import Builder, dims_of
 from onnx_attnfuse.graph.constants import attribute, is_standard
 from onnx_attnfuse.graph.dtypes import HALVES
 from onnx_attnfuse.graph.facts import Facts
@@ -240,8 +240,7 @@ def _turns(node: ir.Node | None) -> list[int] | None:
 
 def _turned(value: ir.Value, perm: list[int], builder: Builder) -> ir.Value:
     """A value with its axes permuted; a view, where only axes of length 1 are."""
-    dims = builder.facts.dims(value)
-    assert dims is not None
+    dims = dims_of(builder, value)
     long = [axis for axis in perm if dims[axis] != 1]
     if long == sorted(long):
         return builder.reshape(value, [dims[axis] for axis in perm])

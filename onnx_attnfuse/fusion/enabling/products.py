@@ -31,7 +31,7 @@ import onnx_ir as ir
 from onnx_attnfuse.assumptions import AssumptionName
 from onnx_attnfuse.fusion.enabling.rule import EnablingChange, Moved, added_bias, enabling, moved_by, only_use
 from onnx_attnfuse.graph import sizes
-from onnx_attnfuse.graph.build import Builder
+from onnx_attnfuse.graph.build import Builder, dims_of
 from onnx_attnfuse.graph.constants import attribute, attributes, constant_tensor, given, is_standard
 from onnx_attnfuse.graph.dtypes import HALVES
 from onnx_attnfuse.graph.facts import Facts
@@ -323,8 +323,7 @@ def _cutting(dims: Dims, columns: int, facts: Facts) -> tuple[bool, tuple[Assump
 
 def _unfolded(product: ir.Value, columns: int, builder: Builder) -> ir.Value:
     """The columns that are left, by UnfoldTensor: rows concatenated, and of each the beginning."""
-    dims = builder.facts.dims(product)
-    assert dims is not None
+    dims = dims_of(builder, product)
     rows = builder.reshape(product, [*dims[:-2], dims[-2] * dims[-1]])
     attributes = {"dim": len(dims) - 2, "size": columns, "step": dims[-1]}
     return builder.node("UnfoldTensor", [rows], attributes, domain=CONTRIB, dims=[*dims[:-1], columns])
@@ -342,8 +341,7 @@ def _weight_of(operand: ir.Value) -> tuple[ir.Value, bool] | None:
 
 def _padded(value: ir.Value, axis: int, missing: int, builder: Builder) -> ir.Value:
     """A constant with zeros after it along an axis."""
-    dims, dtype = builder.facts.dims(value), builder.facts.dtype(value)
-    assert dims is not None
+    dims, dtype = dims_of(builder, value), builder.facts.dtype(value)
     assert dtype is not None
     sizes = [missing if place == axis else dim for place, dim in enumerate(dims)]
     zeros = builder.constant(np.zeros([size for size in sizes if isinstance(size, int)], dtype.numpy()))

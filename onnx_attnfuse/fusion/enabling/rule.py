@@ -9,7 +9,7 @@ from typing import Any
 import onnx_ir as ir
 
 from onnx_attnfuse.assumptions import AssumptionName
-from onnx_attnfuse.graph.build import Builder
+from onnx_attnfuse.graph.build import Builder, dims_of
 from onnx_attnfuse.graph.constants import attribute, attributes, constant_array, constant_tensor, is_standard
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.ops import is_contrib
@@ -96,11 +96,9 @@ class Moved:
 
     def again(self, value: ir.Value, builder: Builder) -> ir.Value:
         """Another value moved likewise."""
-        own = builder.facts.dims(value)
-        assert own is not None
+        own = dims_of(builder, value)
         for node in reversed(self.steps):
-            dims = builder.facts.dims(node.outputs[0])
-            assert dims is not None
+            dims = dims_of(builder, node.outputs[0])
             shape = [*dims[:-1], own[-1]]
             if node.op_type == "Reshape":
                 value = builder.reshape(value, shape)

@@ -137,8 +137,7 @@ class PadUnpad(abc.ABC):
         build, dtype = self.builder, self.builder.facts.dtype(value)
         whole = build.cast(value, ir.DataType.FLOAT) if dtype == _TRUTH else value
         whole = spread(build, whole, marks, self.tokens)
-        dims = build.facts.dims(whole)
-        assert dims is not None
+        dims = dims_of(build, whole)
         axes, batch, rows = as_axes(marks, dims, self.tokens)
         channels = others(marks, axes)
         flat = arrange(build, IndexedValue(whole, axes), ((batch,), (rows,), tuple(leaf for axis in channels for leaf in axis)))
@@ -149,8 +148,7 @@ class PadUnpad(abc.ABC):
 
     def pad(self, packed: ir.Value, like: ir.Value, marks: Marks) -> ir.Value:
         """A packed value as `like` is laid out, rows of padding 0."""
-        build, dtype, dims = self.builder, self.builder.facts.dtype(like), self.builder.facts.dims(like)
-        assert dims is not None
+        build, dtype, dims = self.builder, self.builder.facts.dtype(like), dims_of(self.builder, like)
         axes, batch, rows = as_axes(marks, dims, self.tokens)
         channels = tuple(leaf for axis in others(marks, axes) for leaf in axis)
         count = count_of(packed, build.facts)
@@ -200,8 +198,7 @@ class UnpadTokens(PadUnpad):
 
     def _removed(self, value: ir.Value) -> ir.Value:
         build = self.builder
-        dims, dtype = build.facts.dims(value), build.facts.dtype(value)
-        assert dims is not None
+        dims, dtype = dims_of(build, value), build.facts.dtype(value)
         hint = "attnfuse/RemovePadding"
         removed = build.node("RemovePadding", [value, self._lengths], domain=CONTRIB, hint=hint, outputs=4)
         node = producer_of(removed)
@@ -231,8 +228,7 @@ class Rows(PadUnpad):
         """A packed value as `like` is laid out, with finite numbers at the places of padding."""
 
     def _removed(self, value: ir.Value) -> ir.Value:
-        build, dims = self.builder, self.builder.facts.dims(value)
-        assert dims is not None
+        build, dims = self.builder, dims_of(self.builder, value)
         rows = build.reshape(value, [self.tokens.batch * self.tokens.length, dims[2]])
         return build.node("Gather", [rows, self.index], {"axis": 0})
 
@@ -255,15 +251,13 @@ class UnpadRows(Rows):
 
     def filled(self, packed: ir.Value, like: ir.Value, marks: Marks) -> ir.Value:
         """A packed value as `like` is laid out, with copies of tokens at the places of padding."""
-        build, dims = self.builder, self.builder.facts.dims(like)
-        assert dims is not None
+        build, dims = self.builder, dims_of(self.builder, like)
         axes, batch, rows = as_axes(marks, dims, self.tokens)
         gathered = build.node("Gather", [packed, self._nearest], {"axis": 0})
         return arrange(build, IndexedValue(gathered, ((batch,), (rows,), *others(marks, axes))), axes)
 
     def _restored(self, packed: ir.Value) -> ir.Value:
-        build, dims, dtype = self.builder, self.builder.facts.dims(packed), self.builder.facts.dtype(packed)
-        assert dims is not None
+        build, dims, dtype = self.builder, dims_of(self.builder, packed), self.builder.facts.dtype(packed)
         assert dtype is not None
         shape = [self.tokens.batch * self.tokens.length, dims[1]]
         zeros = build.expand(build.constant(np.zeros((1, 1), dtype.numpy()), "attnfuse/zero"), shape, [True, True])
@@ -310,8 +304,7 @@ class UnpadFixed(Rows):
 
     def filled(self, packed: ir.Value, like: ir.Value, marks: Marks) -> ir.Value:
         """A packed value as `like` is laid out, with rows of other places, or 0, at the places of padding."""
-        build, dims = self.builder, self.builder.facts.dims(like)
-        assert dims is not None
+        build, dims = self.builder, dims_of(self.builder, like)
         axes, batch, rows = as_axes(marks, dims, self.tokens)
         channels = others(marks, dims)
         flat = build.reshape(packed, [self._room, sizes.product(channels)])

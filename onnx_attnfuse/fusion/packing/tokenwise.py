@@ -12,7 +12,7 @@ import onnx_ir as ir
 
 from onnx_attnfuse.attention.match.softmax import softmax_axis
 from onnx_attnfuse.fusion.packing.tokens import Marks, Tokens, count_of, others, through
-from onnx_attnfuse.graph.build import Builder
+from onnx_attnfuse.graph.build import Builder, dims_of
 from onnx_attnfuse.graph.constants import attribute, constant_array, has_unknown_attribute, subgraphs
 from onnx_attnfuse.graph.ops import CONTRIB, read_as
 from onnx_attnfuse.graph.rules.reading import axes_of, slice_bounds
@@ -191,8 +191,7 @@ def _elementwise(node: ir.Node, value: ir.Value, marks: Marks, tokens: Tokens) -
 
 def _without_tokens(builder: Builder, value: ir.Value, marks: Marks) -> ir.Value:
     """An operand that is the same for all tokens, so that it broadcasts against packed ones."""
-    dims = builder.facts.dims(value)
-    assert dims is not None
+    dims = dims_of(builder, value)
     last = max(axis for axis, mark in enumerate(marks) if mark)
     if len(dims) < len(marks) - last:
         return value

@@ -51,8 +51,7 @@ def new_order(builder: Builder, mask: ir.Value, *, on_host: bool) -> Order:
 
 def _sorted(builder: Builder, mask: ir.Value) -> Order:
     """The order by two sorts, as TopK keeps the order of equal numbers; the order back is that of the places in front."""
-    dims = builder.facts.dims(mask)
-    assert dims is not None
+    dims = dims_of(builder, mask)
     count = builder.shape([dims[1]])
 
     def places(value: ir.Value, largest: int) -> ir.Value:

@@ -25,7 +25,7 @@ from onnx_attnfuse.attention.match.steps import Readers
 from onnx_attnfuse.attention.spec import AttentionSpec
 from onnx_attnfuse.fusion.shared_cache.decoder import POSITIONS
 from onnx_attnfuse.fusion.shared_cache.static import copied_from, is_static, outputs_of, writer
-from onnx_attnfuse.graph.build import Builder
+from onnx_attnfuse.graph.build import Builder, dims_of
 from onnx_attnfuse.graph.constants import is_standard
 from onnx_attnfuse.graph.edit import answer_shapes
 from onnx_attnfuse.graph.facts import Facts
@@ -139,8 +139,7 @@ def _is_thin(value: ir.Value, batch: Dim, facts: Facts) -> bool:
 
 def _flatten(graph: ir.Graph, builder: Builder, mask: ir.Value) -> None:
     """Gives a mask the axes of entries and positions alone."""
-    facts, dims = builder.facts, builder.facts.dims(mask)
-    assert dims is not None
+    facts, dims = builder.facts, dims_of(builder, mask)
     flat = new_input(builder, mask, [dims[axis] for axis in _OF_MASK])
     builder.at(next(iter(graph)))
     thin = builder.reshape(flat, dims)
