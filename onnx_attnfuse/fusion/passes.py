@@ -134,7 +134,7 @@ def put_roundings_back(graph: PassContext) -> int:
     sites = [] if graph.fused is None else graph.fused[1]
     done, builder = {site.name for site in sites if site.is_rewritten}, graph.graph_context().builder
     put = sum(item.finish(builder, useful=item.site in done) for item in reversed(graph.moved))
-    put += roundings.put_back(graph.left_out, sites)
+    put += roundings.restore_unused(graph.left_out, sites)
     if put:
         graph.scope.graph.sort()
     return put

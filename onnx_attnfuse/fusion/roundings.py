@@ -26,7 +26,7 @@ from onnx_attnfuse.attention.spec import AttentionSpec, plain_masks
 from onnx_attnfuse.containment import Subject
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.constants import attributes, constant_array, is_standard
-from onnx_attnfuse.graph.edit import connect
+from onnx_attnfuse.graph.edit import put_back
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.ops import REARRANGES, REPEATS
 from onnx_attnfuse.graph.rounding import QdqPair, quantizes, read_pair
@@ -96,7 +96,7 @@ def _left_out(name: str, spec: AttentionSpec, facts: Facts) -> LeftOut:
     return LeftOut(name, tuple(reversed(uses)), tuple(reversed(nodes)))
 
 
-def put_back(left: Iterable[LeftOut], sites: Iterable[SiteReport]) -> int:
+def restore_unused(left: Iterable[LeftOut], sites: Iterable[SiteReport]) -> int:
     """Puts the roundings of attentions back that were not fused; how many attentions these are."""
     left, done = list(left), _done(sites)
     again = [item for item in left if item.name not in done]
@@ -155,19 +155,10 @@ class Moved:
 
     def finish(self, builder: Builder, *, useful: bool) -> int:
         """Puts the old nodes back where the new ones were of no use, if all that they read is there; 1 where that was done."""
-        made = self.new.producer()
-        outside = [value for _, inputs in self.nodes.nodes for value in inputs if value is not None]
-        inner = {value for node, _ in self.nodes.nodes for value in node.outputs}
-        gone = any(
-            node is not None and node.graph is None for value in outside if value not in inner for node in [value.producer()]
-        )
-        if useful or made is None or made.graph is None or gone:
-            sweep(outside)
-            return 0
-        self.nodes.restore(made)
-        connect(self.new, self.old, builder, [user for user, _ in self.new.uses()])
-        sweep([self.new])
-        return 1
+        if not useful and put_back(self.old, self.new, self.nodes, builder):
+            return 1
+        sweep(value for _, inputs in self.nodes.nodes for value in inputs)
+        return 0
 
 
 def move_roundings(candidates: Iterable[Candidate], graph: GraphContext, order: Order) -> list[Moved]:

@@ -14,7 +14,7 @@ import onnx_ir as ir
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.constants import attribute, subgraphs
 from onnx_attnfuse.graph.sizes import Dim, Size
-from onnx_attnfuse.graph.sweep import sweep
+from onnx_attnfuse.graph.sweep import Detached, sweep
 from onnx_attnfuse.graph.uses import shape_nodes, viewers
 from onnx_attnfuse.reasons import Refused
 
@@ -74,6 +74,19 @@ def connect(old: ir.Value, new: ir.Value, builder: Builder, users: Iterable[ir.N
         if value is old:
             graph.outputs[place] = new
     builder.facts.succeed(old, new)
+
+
+def put_back(old: ir.Value, new: ir.Value, removed: Detached, builder: Builder) -> bool:
+    """Puts removed nodes back, with the value that they give, if the new one and all that they read is there; whether it is."""
+    made, inner = new.producer(), {node for node, _ in removed.nodes}
+    read = [value.producer() for _, inputs in removed.nodes for value in inputs if value is not None]
+    gone = any(node is not None and node not in inner and node.graph is None for node in read)
+    if made is None or made.graph is None or gone:
+        return False
+    removed.restore(made)
+    connect(new, old, builder, [user for user, _ in new.uses() if user not in inner])
+    sweep([new])
+    return True
 
 
 def answer_needless(value: ir.Value, builder: Builder) -> None:

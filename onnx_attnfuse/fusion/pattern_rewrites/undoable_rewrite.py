@@ -16,7 +16,7 @@ import onnx_ir as ir
 
 from onnx_attnfuse.attention.match.steps import Readers
 from onnx_attnfuse.containment import FAILED, Subject, failed
-from onnx_attnfuse.graph.edit import connect
+from onnx_attnfuse.graph.edit import put_back
 from onnx_attnfuse.graph.sweep import Detached, detach, sweep
 from onnx_attnfuse.graph.uses import label
 from onnx_attnfuse.language.registry.registry import Catalogue
@@ -253,16 +253,10 @@ class PatternRewriter:
 
     def _put_back(self, change: UndoableRewrite, replaced: dict[ir.Value, ir.Value]) -> bool:
         """Puts the old nodes back, if everything that they read is still there; else the new ones stay, which are equal."""
-        nodes = {node for node, _ in change.removed.nodes}
-        inputs = [tuple(_latest(value, replaced) for value in values) for _, values in change.removed.nodes]
-        read = [value for values in inputs for value in values if value is not None and value.producer() not in nodes]
-        before = change.new.producer()
-        if before is None or before.graph is None or any(_is_gone(value) for value in read):
+        nodes = ((node, tuple(_latest(value, replaced) for value in values)) for node, values in change.removed.nodes)
+        if not put_back(change.old, change.new, Detached(tuple(nodes)), self.graph.builder):
             return False
-        Detached(tuple((node, values) for (node, _), values in zip(change.removed.nodes, inputs, strict=True))).restore(before)
-        connect(change.new, change.old, self.graph.builder, [user for user, _ in change.new.uses() if user not in nodes])
         replaced[change.new] = change.old
-        sweep([change.new])
         self.undone.append(change)
         return True
 
@@ -298,8 +292,3 @@ def _latest(value: ir.Value | None, replaced: Mapping[ir.Value, ir.Value]) -> ir
     while value is not None and value in replaced:
         value = replaced[value]
     return value
-
-
-def _is_gone(value: ir.Value) -> bool:
-    node = value.producer()
-    return node is not None and node.graph is None
