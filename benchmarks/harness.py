@@ -34,7 +34,7 @@ import onnxruntime
 from onnx import numpy_helper
 
 PROVIDERS = {"cuda": "CUDAExecutionProvider", "cpu": "CPUExecutionProvider"}
-_PACKAGES = ("torch", "transformers", "onnxruntime-gpu", "onnxruntime", "onnxscript")
+_PACKAGES = ("torch", "transformers", "onnxruntime-gpu", "onnxruntime", "onnxscript", "openvino")
 _DISTINCT, _WARM, _READABLE, _SOME = 65537, 3, 160, 5
 _KERNEL_LOG = "ORT_ENABLE_ATTENTION_KERNEL_DEBUG_INFO"
 _ONNX_TYPES = {"float32": 1, "int32": 6, "int64": 7, "bool": 9, "float16": 10, "bfloat16": 16}
@@ -58,7 +58,7 @@ class Setting:
     Attributes:
         quick: The smallest sizes only, to see that it works.
         seconds: Rounds of a row end then.
-        threads: Of a CPU; with 1 the time that the thread computed counts, so that other work changes little. 0: all.
+        threads: Of a CPU; with 1 the time that the process computed counts, so that other work changes little. 0: all.
         folder: For models.
         kernels: Prints the kernels of each variant that take longest, too.
         arch: Of the GPU that models are written for.
@@ -272,7 +272,7 @@ def cells(race: Race, setting: Setting) -> dict[str, str]:
             ready.pop(name, None)
     results = {name: run.output() if hasattr(run, "output") else None for name, run in ready.items()}
     truth = next(iter(results.values()), None) if race.truth is None else race.truth
-    clock = time.thread_time if setting.threads == 1 else time.perf_counter
+    clock = time.process_time if setting.threads == 1 else time.perf_counter
     timed = in_turns(ready, 3 if setting.quick else setting.rounds, clock=clock, seconds=setting.seconds)
     if setting.kernels:
         for name, run in ready.items():
@@ -300,7 +300,7 @@ def profiled(run: Callable[[], object]) -> str:
 
 def machine() -> str:
     """What this runs on."""
-    there = {item.name.lower(): item.version for item in importlib.metadata.distributions() if item.name}
+    there = {item.name.lower(): item.version for item in reversed([*importlib.metadata.distributions()]) if item.name}
     found = [f"python {platform.python_version()}", *(f"{name} {there[name]}" for name in _PACKAGES if name in there)]
     query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
     try:
@@ -386,7 +386,7 @@ def command(folder: pathlib.Path) -> click.Command:
     @click.option("--quick", is_flag=True, help="The smallest sizes and three rounds, to see that it works.")
     @click.option("--rounds", default=30)
     @click.option("--seconds", default=math.inf, help="Rounds of a row end then, after five at the earliest.")
-    @click.option("--threads", default=0, help="Of a CPU; with 1 the time that the thread computed counts.")
+    @click.option("--threads", default=0, help="Of a CPU; with 1 the time that the process computed counts.")
     @click.option("--folder", type=pathlib.Path, default=Setting.folder, help="For models.")
     @click.option("--sizes", "given", default="", help="Such as 8x512x12x64, with commas; in the place of the benchmark's own.")
     @click.option("--only", default="", help="A part of the labels of rows.")

@@ -20,9 +20,9 @@ from benchmarks.on_gpu.whole import races_of
 from benchmarks.whole import exports, zoo
 from benchmarks.whole.spec import Case, Port, Whole
 
-COLUMNS = ("ours", "plain", "onnxruntime", "onnxscript", "transformers", "compile")
+COLUMNS = ("ours", "plain", "onnxruntime", "onnxscript", "transformers", "compile", "openvino f32", "openvino")
 BATCHES, LENGTHS, PASTS, PROMPT = (1, 8), (16, 128, 512), (128, 512), 128
-_LAYERS, _WORDS = 3, 8192
+_LAYERS, _WORDS, _MOST = 3, 8192, 4096
 _BASE: dict[str, Any] = {"num_hidden_layers": _LAYERS, "hidden_size": 768, "num_attention_heads": 12, "intermediate_size": 3072}
 _DEBERTA = {"relative_attention": True, "position_buckets": 256, "share_att_key": True, "norm_rel_ebd": "layer_norm"}
 _XLMR = {"max_position_embeddings": 514, "type_vocab_size": 1, "pad_token_id": 1, "vocab_size": 30000}
@@ -61,7 +61,8 @@ def models(*, small: bool) -> Iterator[Whole]:
         *(zoo.cached(decoder, small=small) for decoder in DECODERS),
     ):
         first = whole.cases[0]
-        fixed = [Case(f"{b}x{first.sizes['seq']}", {**first.sizes, "batch": b}) for b in BATCHES]
+        seq = first.sizes["seq"]
+        fixed = [Case(f"{b}x{seq}", {"batch": b, "seq": seq}) for b in (min(b, _MOST // seq) for b in BATCHES)]
         cases = steps if "past" in first.sizes else texts if first.padded else fixed
         made = dataclasses.replace(
             whole, cases=tuple(cases[:2] if small else cases), inputs=_wide(whole.inputs), outputs=_wide(whole.outputs)

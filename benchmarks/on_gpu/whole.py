@@ -22,7 +22,7 @@ from torch import nn
 from benchmarks.harness import Benchmark, Race, Setting, machine, raising
 from benchmarks.whole import exports
 from benchmarks.whole.spec import Case, Whole
-from benchmarks.whole.variants import GRAPH, TORCH, Written, write
+from benchmarks.whole.variants import GRAPH, RUNTIME, TORCH, Written, write
 
 OURS = ("ours", "ours padding=assume-none")
 COLUMNS = (*("plain", "onnxruntime", "onnxscript"), *OURS, *(f"{label}{GRAPH}" for label in ("onnxscript", *OURS)), *TORCH)
@@ -47,7 +47,7 @@ def races_of(whole: Whole, source: pathlib.Path, columns: Mapping[str, str], set
     """A row for each case, with a variant for each name of a column; all models are written first, several at a time."""
     from benchmarks.whole import runs
 
-    labels = [label for label in columns.values() if label.split()[0] not in TORCH]
+    labels = [label for label in columns.values() if label.split()[0] not in (*TORCH, RUNTIME)]
     told, fresh = dataclasses.replace(whole, build=nn.Identity), multiprocessing.get_context("spawn")
     with concurrent.futures.ProcessPoolExecutor(max(1, (os.cpu_count() or 2) - 2), fresh) as pool:
         jobs = [pool.submit(write, told, label, source, setting.provider, setting.arch) for label in labels]
@@ -58,7 +58,9 @@ def races_of(whole: Whole, source: pathlib.Path, columns: Mapping[str, str], set
         seen: set[tuple[str, bool]] = set()
         for name, label in columns.items():
             made, graph = written.get(label), label.endswith(GRAPH)
-            if made is None:
+            if label.startswith(RUNTIME):
+                variants[name] = functools.partial(runs.OpenVino, source, whole, case, label, setting.threads)
+            elif made is None:
                 variants[name] = lambda label=label, case=case: runs.by_torch(whole, module(), case, label, setting.provider)
             elif made.error:
                 variants[name] = functools.partial(raising, made.error)

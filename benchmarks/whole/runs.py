@@ -80,12 +80,7 @@ class OnnxRuntime:
 
     def output(self) -> Array:
         """Rows of the first result that count, at most some millions of elements."""
-        result = self._first.numpy()
-        rows = result.reshape(-1, result.shape[-1])
-        if self._case.padded and result.ndim > len(IDS):
-            counted = np.arange(result.shape[1])[None] < np.asarray(self._case.lengths)[:, None]
-            rows = rows[counted.reshape(-1)]
-        return rows[:: max(1, rows.size // _COMPARED)]
+        return counted(self._first.numpy(), self._case)
 
     def _bound(self, sizes: Mapping[str, int], given: Mapping[str, tuple[Value, int]], taken: Mapping[str, Value]) -> Any:
         """A binding for some sizes: what is given to each input, from so many bytes on, and where each output goes."""
@@ -120,6 +115,35 @@ class OnnxRuntime:
             sizes = {**case.sizes, "past": past + step}
             found.append(self._bound(sizes, given, {first.name: self._first, **rooms[step % 2]}))
         return found
+
+
+def counted(result: Array, case: Case) -> Array:
+    """Rows of a result that count, at most some millions of elements."""
+    rows = result.reshape(-1, result.shape[-1])
+    if case.padded and result.ndim > len(IDS):
+        rows = rows[(np.arange(result.shape[1])[None] < np.asarray(case.lengths)[:, None]).reshape(-1)]
+    return rows[:: max(1, rows.size // _COMPARED)]
+
+
+class OpenVino:
+    """The export in OpenVINO, in its own precision, or in the one that the tool's name ends with."""
+
+    def __init__(self, source: pathlib.Path, whole: Whole, case: Case, label: str, threads: int) -> None:
+        import openvino
+
+        settings: dict[str, Any] = {"PERFORMANCE_HINT": "LATENCY", "INFERENCE_NUM_THREADS": threads}
+        settings |= {"INFERENCE_PRECISION_HINT": label.split()[1]} if " " in label else {}
+        self._request = openvino.Core().compile_model(str(source), "CPU", settings).create_infer_request()
+        self._feeds, self._case = whole.feeds(case), case
+        for _ in range(_WARM):
+            self()
+
+    def __call__(self) -> None:
+        self._result = self._request.infer(self._feeds)
+
+    def output(self) -> Array:
+        """As of ONNX Runtime."""
+        return counted(self._result[0], self._case)
 
 
 def _free(provider: str) -> int:

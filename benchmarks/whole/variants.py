@@ -19,8 +19,8 @@ from benchmarks.harness import one_line, quietly
 from benchmarks.whole.spec import Whole
 from onnx_attnfuse.kernels import providers
 
-TORCH = ("eager", "compile", "reduce-overhead")
-"""Tools of torch; `plain` is the export, and others write models of it."""
+TORCH, RUNTIME = ("eager", "compile", "reduce-overhead"), "openvino"
+"""Tools of torch, and another runtime for exports; `plain` is the export, and others write models of it."""
 GRAPH = " + graph"
 """The end of the name of a variant that ONNX Runtime captures as a CUDA graph."""
 

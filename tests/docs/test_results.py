@@ -31,7 +31,7 @@ def exists(command: str, argument: str) -> bool:
     if command.endswith(".py"):
         return (_ROOT / command).is_file()
     path = _ROOT / command.replace(".", "/")
-    if command in {"benchmarks.on_gpu", "benchmarks.on_torch"} and argument:
+    if command in {"benchmarks.on_cpu", "benchmarks.on_gpu", "benchmarks.on_torch"} and argument:
         return (path / f"{argument}.py").is_file()
     return path.with_suffix(".py").is_file() or (path / "__main__.py").is_file()
 
