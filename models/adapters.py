@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from transformers.cache_utils import DynamicCache, EncoderDecoderCache, StaticCache, StaticLayer
+
+if TYPE_CHECKING:
+    from transformers.cache_utils import DynamicCache, StaticLayer
 
 Tensors = tuple[torch.Tensor, ...]
 
@@ -58,6 +60,8 @@ class Cached(nn.Module):
 
     def forward(self, *tensors: torch.Tensor) -> Tensors:
         """Runs one step on top of the past."""
+        from transformers.cache_utils import EncoderDecoderCache
+
         given = dict(zip(self.names, tensors, strict=True))
         past = _cache(given, "past")
         cache = past
@@ -70,6 +74,8 @@ class Cached(nn.Module):
 
 def _cache(given: dict[str, torch.Tensor], prefix: str) -> DynamicCache:
     """Takes the tensors of one cache out of the arguments."""
+    from transformers.cache_utils import DynamicCache
+
     layers = []
     while f"{prefix}_key_{len(layers)}" in given:
         layer = len(layers)
@@ -105,6 +111,8 @@ class Static(nn.Module):
 
     def forward(self, *tensors: torch.Tensor) -> Tensors:
         """Runs one step."""
+        from transformers.cache_utils import StaticCache
+
         given = dict(zip(self.names, tensors, strict=True))
         positions = given.pop("cache_position")
         config = self.model.config
@@ -117,6 +125,8 @@ class Static(nn.Module):
 
 def _filled(keys: torch.Tensor, values: torch.Tensor, count: torch.Tensor) -> StaticLayer:
     """A layer of a static cache that holds `count` positions already; windows are in the mask, as transformers exports them."""
+    from transformers.cache_utils import StaticLayer
+
     layer = StaticLayer(keys.shape[2])
     layer.lazy_initialization(keys, values)
     layer.keys, layer.values, layer.cumulative_length = keys.clone(), values.clone(), count.clone()

@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-import transformers
 from torch import nn
 
 from benchmarks.whole.spec import IDS, MASK, Case, Port, Whole
@@ -22,6 +21,8 @@ _WORDS = 30000
 
 def of_transformers(model: str, config: str, settings: Mapping[str, Any]) -> Any:
     """A model of transformers with torch's attention where it has that, in the default element type."""
+    import transformers
+
     made, kind = getattr(transformers, config)(**settings), getattr(transformers, model)
     attention = "sdpa" if kind._supports_sdpa else "eager"
     return kind._from_config(made, attn_implementation=attention, dtype=torch.get_default_dtype()).eval()

@@ -13,7 +13,6 @@ pytest.importorskip("onnxruntime")
 from click.testing import CliRunner
 
 from benchmarks.harness import Benchmark, Bound, Race, Setting, apart, cells, in_turns, model, page, subjects
-from benchmarks.on_cpu.__main__ import main as on_cpu
 from benchmarks.on_gpu.__main__ import main as on_gpu
 
 _CPU = Setting("cpu", quick=True, rounds=3, threads=1)
@@ -90,17 +89,6 @@ def test_a_benchmark_for_a_gpu_is_tried_out_on_a_cpu(subject: str, tmp_path: pat
     assert done.exit_code == 0, done.output
     assert "failed" not in done.stdout
     assert f"python -m benchmarks.on_gpu {subject} --provider cpu --quick" in done.stdout
-
-
-@pytest.mark.newest
-@pytest.mark.exhaustive
-def test_whole_models_are_tried_out_on_a_cpu(tmp_path: pathlib.Path) -> None:
-    pytest.importorskip("transformers")
-    flags = ["--provider", "cpu", "--quick", "--folder", str(tmp_path), "--only", "bert-base-int8", "--columns", "ours;plain"]
-    done = CliRunner().invoke(on_cpu, ["whole", *flags])
-    assert done.exit_code == 0, done.output
-    assert done.stdout.count("| bert-base-int8, ") == 2
-    assert "failed" not in done.stdout
 
 
 def test_rounds_end_in_time_but_not_before_some() -> None:
