@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import onnx
 import torch
 from torch import nn
 
@@ -136,6 +137,9 @@ def export_module(
         torch.onnx.export(module, arguments, path, dynamic_shapes=shapes, external_data=False, **names)
     else:
         torch.onnx.export(module, arguments, path, dynamic_axes=axes if dynamic else None, **names)
+    imports = onnx.load(path, load_external_data=False).opset_import
+    if (written := next(item.version for item in imports if not item.domain)) != opset:
+        raise ValueError(f"opset {opset} was asked for, and a model of opset {written} was written")
 
 
 def said_by(exporter: str) -> tuple[bool, int]:
