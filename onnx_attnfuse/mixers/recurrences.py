@@ -24,7 +24,18 @@ from onnx_attnfuse.graph.dtypes import FLOATS
 from onnx_attnfuse.graph.ops import ASKS_SHAPE, CONTRIB, REARRANGES, REPEATS, SLICES, is_standard
 from onnx_attnfuse.graph.sizes import Dim
 from onnx_attnfuse.mixers.candidates import Mixer
-from onnx_attnfuse.mixers.rewrite import Ends, Reading, Replacement, Turn, in_order, is_heavy, narrowed, ungrouped, with_state
+from onnx_attnfuse.mixers.rewrite import (
+    Ends,
+    Reading,
+    Replacement,
+    Turn,
+    in_order,
+    is_heavy,
+    narrowed,
+    ungrouped,
+    unviewed,
+    with_state,
+)
 from onnx_attnfuse.reasons import Refused
 
 OPERATOR = "LinearAttention"
@@ -340,7 +351,8 @@ def _joined(value: ir.Value, dims: tuple[Dim, int, Dim], builder: Builder) -> ir
     batch, heads, size = dims
     whole = (batch, 1, heads, size)
     where = [not builder.facts.same(*pair) for pair in zip(dims_of(builder, value), whole, strict=True)]
-    return builder.reshape(builder.expand(value, whole, where) if any(where) else value, (batch, 1, size * heads))
+    value = builder.expand(value, whole, where) if any(where) else unviewed(value, builder.facts)
+    return builder.reshape(value, (batch, 1, size * heads))
 
 
 def _laid(item: _Factor, last: int, builder: Builder) -> ir.Value:
