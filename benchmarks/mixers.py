@@ -1,4 +1,4 @@
-"""One token of recurrent mixers of transformers on a CPU: the export beside what attnfuse makes of it.
+"""Recurrent mixers on a CPU, one token of transformers' and loops over tokens: the export beside what attnfuse makes of it.
 
     python -m benchmarks.mixers
 
@@ -9,6 +9,7 @@ CPU time of one thread, the median of many rounds in turns, so that ratios hold 
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from onnx_attnfuse import optimize
 
 _WIDTH, _HEAD = 256, 64
 _ROUNDS, _RUNS = 12, 100
+_LENGTHS = (2, 64, 256)
 _CASES: dict[str, tuple[str, str, str, dict[str, Any], tuple[int, ...], tuple[int, ...] | None]] = {
     "Qwen3-Next": (
         "qwen3_next", "Qwen3NextConfig", "Qwen3NextGatedDeltaNet",
@@ -78,6 +80,34 @@ def _exported(case: str) -> tuple[ir.Model, list[torch.Tensor]]:
     return program.model, given
 
 
+class _Loop(torch.nn.Module):
+    """The gated delta rule by torch's scan: queries, keys, values, decays, rates, (tokens, batch, heads, ...), and a state."""
+
+    def forward(self, *given: torch.Tensor) -> Any:
+        from torch._higher_order_ops.scan import scan
+
+        def turn(state: torch.Tensor, now: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, torch.Tensor]:
+            query, key, value, decay, rate = now
+            state = state * decay.exp()[..., None, None]
+            change = (value - (state * key[..., None]).sum(-2)) * rate[..., None]
+            state = state + key[..., None] * change[..., None, :]
+            return state, (state * query[..., None]).sum(-2)
+
+        return scan(turn, given[-1], given[:-1])
+
+
+def _looped(length: int) -> tuple[ir.Model, list[torch.Tensor]]:
+    """The export of a loop over tokens, for every length, and inputs of one."""
+    torch.manual_seed(0)
+    shape, tokens = (length, 1, 4), torch.export.Dim.DYNAMIC
+    query, key, value = (torch.nn.functional.normalize(torch.randn(*shape, _HEAD), dim=-1) for _ in range(3))
+    given = [query, key, value, -torch.rand(shape), torch.rand(shape), torch.randn(1, 4, _HEAD, _HEAD)]
+    shapes = ((*({0: tokens} for _ in given[:-1]), None),)
+    program = torch.onnx.export(_Loop(), tuple(given), dynamo=True, dynamic_shapes=shapes, opset_version=18, verbose=False)
+    assert program is not None
+    return program.model, given
+
+
 class Session:
     """A model on one thread of the CPU; a call is many runs."""
 
@@ -102,8 +132,9 @@ class Session:
 def main() -> None:
     """Prints a table."""
     rows: list[list[Any]] = []
-    for case in _CASES:
-        model, given = _exported(case)
+    made = {**{case: partial(_exported, case) for case in _CASES}, **{f"scan, {n} tokens": partial(_looped, n) for n in _LENGTHS}}
+    for case, make in made.items():
+        model, given = make()
         ways = {"export": Session(model.clone(), given), "fused": Session(optimize(model).model, given)}
         one, other = (way.run() for way in ways.values())
         error = max(float(np.abs(left - right).max()) for left, right in zip(one, other, strict=True))
