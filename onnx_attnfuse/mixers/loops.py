@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 
 import onnx_ir as ir
 
+from onnx_attnfuse.certify.meanings.call import axis_of
 from onnx_attnfuse.graph.build import Builder, dims_of
 from onnx_attnfuse.graph.constants import attribute, attributes, constant_array, subgraphs
 from onnx_attnfuse.graph.ops import ASKS_SHAPE, CASTS, ELEMENTWISE, RANDOM, REDUCTIONS, RESHAPES, is_standard
@@ -28,7 +29,7 @@ _POINTWISE = ELEMENTWISE | CASTS | {"Softplus"}
 
 @dataclasses.dataclass(frozen=True)
 class _Loop:
-    """What a Scan or Loop computes in each turn."""
+    """A Scan or Loop as its turns."""
 
     turn: Turn
     bound: Mapping[ir.Value, ir.Value]
@@ -36,9 +37,9 @@ class _Loop:
     states: tuple[ir.Value, ir.Value, ir.Value, ir.Value]
     """The state before and after a turn, in the body, and before and after the loop."""
     given: ir.Value
-    """What a turn gives, in the body."""
+    """The value in the body that a turn gives."""
     joined: ir.Value
-    """What all turns give, after the loop."""
+    """The values of all turns, after the loop."""
     axis: int
     """The axis of the turns there."""
     is_new_axis: bool = True
@@ -80,7 +81,7 @@ def fused_loop(mixer: Mixer, builder: Builder) -> Replacement:
             (*of_inputs, (present, now), (step.result, builder.reshape(one, dims_of(builder, step.result)))),
             tuple((item, whole.of_turn(both)) for item, both in whole.reduced.items()),
             (step.result, token),
-            ((given, whole.of_turn(every)),),
+            (given, whole.of_turn(every)),
         ),
     )
 
@@ -100,10 +101,6 @@ def _turn(length: Dim, builder: Builder) -> Turn:
     return Turn(_symbol("turn", (), ir.DataType.INT64, builder), length)
 
 
-def _axis(axis: int, rank: int) -> int:
-    return axis + rank if axis < 0 else axis
-
-
 def _scan(node: ir.Node, builder: Builder) -> _Loop:
     """A Scan of one state."""
     (body,), facts = subgraphs(node), builder.facts
@@ -116,7 +113,7 @@ def _scan(node: ir.Node, builder: Builder) -> _Loop:
     if not shapes or any(dims is None for dims in shapes):
         raise _left("the shapes of its sequences are unknown")
     axes = [
-        _axis(axis, len(dims or ())) for axis, dims in zip(attribute(node, "scan_input_axes", [0] * count), shapes, strict=True)
+        axis_of(axis, len(dims or ())) for axis, dims in zip(attribute(node, "scan_input_axes", [0] * count), shapes, strict=True)
     ]
     turn = _turn((shapes[0] or ())[axes[0]], builder)
     tokens = [builder.node("Gather", [value, turn.number], {"axis": axis}) for value, axis in zip(sequences, axes, strict=True)]
@@ -173,7 +170,7 @@ def _only_used(outputs: Sequence[ir.Value], places: Sequence[int]) -> int:
 
 
 def _listed(after: ir.Value, before: ir.Value, every: ir.Value) -> tuple[ir.Value, ir.Value, int, bool]:
-    """What a turn appends to a list, all of them joined, their axis there, and whether it is a new one."""
+    """The value that a turn appends to a list, all of them joined, their axis there, and whether it is a new one."""
     append, users = after.producer(), [user for user, _ in every.uses()]
     if not is_standard(append, "SequenceInsert") or len(append.inputs) != 2 or append.inputs[0] is not before:
         raise _left("a turn does more to a list than append to it")
@@ -208,9 +205,9 @@ def _written_out(loop: _Loop, state: ir.Value, builder: Builder) -> dict[ir.Valu
 
 
 def _joined(every: ir.Value, loop: _Loop, builder: Builder) -> ir.Value:
-    """What all turns give, the turns first, as the loop joins them."""
+    """The values of all turns, the turns first, as the loop joins them."""
     length, *dims = dims_of(builder, every)
-    axis = _axis(loop.axis, len(dims) + loop.is_new_axis)
+    axis = axis_of(loop.axis, len(dims) + loop.is_new_axis)
     if not loop.is_new_axis:
         if dims[axis] != 1:
             raise _left("a turn gives several tokens")
@@ -273,7 +270,7 @@ class _Whole:
         if is_standard(node, "Gather") and node.inputs[1] is self._turn.number and source not in self._moving:
             return self._axis_first(source, attribute(node, "axis", 0))
         if is_standard(node, "Gather") and source in self._moving and node.inputs[1] not in self._moving:
-            axis = _axis(attribute(node, "axis", 0), len(dims_of(build, source)))
+            axis = axis_of(attribute(node, "axis", 0), len(dims_of(build, source)))
             return build.node("Gather", [self.all(source), node.inputs[1]], {"axis": axis + 1})
         if is_standard(node, "Identity"):
             return self.all(source)
@@ -301,7 +298,7 @@ class _Whole:
     def _axis_first(self, source: ir.Value, axis: int) -> ir.Value:
         """The sequence that each turn takes one element of, which must have as many."""
         dims = dims_of(self._builder, source)
-        axis = _axis(axis, len(dims))
+        axis = axis_of(axis, len(dims))
         facts, length = self._builder.facts, self._turn.length
         if not facts.same(dims[axis], length) or any(any(facts.assumed_equal(name)) for name in symbols(length)):
             raise _left("its turns are not shown to be as many as the tokens")

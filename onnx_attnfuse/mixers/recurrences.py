@@ -79,7 +79,7 @@ class Step:
     is_transposed: bool
     """Whether the mixer's state is (b, n, v, k)."""
     result: ir.Value
-    """What the token's query reads."""
+    """The value that the token's query reads."""
 
     def write(
         self, inputs: Sequence[ir.Value | None], past: ir.Value, length: Dim, builder: Builder

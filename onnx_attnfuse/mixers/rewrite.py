@@ -140,8 +140,8 @@ class Induction:
     """Reductions in the turn, each with the turn's element of the same reduction of all; they have no formula of terms."""
     token: tuple[ir.Value, ir.Value]
     """The result of the step, and by definition of the operator the token of all of them."""
-    result: tuple[tuple[ir.Value, ir.Value], ...]
-    """Equal then: what the turn gives, and all turns at its number."""
+    result: tuple[ir.Value, ir.Value]
+    """Equal then: the value that the turn gives, and that of all turns at its number."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -156,7 +156,7 @@ class Replacement:
     folds: tuple[ir.Value, ...] = ()
     """New values made of constants alone."""
     loop: Induction | None = None
-    """What is proved instead of the pairs, where a loop gives them."""
+    """The equalities that are proved instead of the pairs, where a loop gives them."""
 
     def proof(self, facts: Facts) -> tuple[ir.Value, ...] | None:
         """The values from which both of each pair are computed, if they are proved equal."""
@@ -167,7 +167,7 @@ class Replacement:
             return proved(self.pairs, ends, facts)
         loop = self.loop
         read = proved(loop.step, ends, facts, loop.turn, loop.reduced)
-        after = None if read is None else proved(loop.result, ends, facts, loop.turn, (*loop.reduced, loop.token))
+        after = None if read is None else proved([loop.result], ends, facts, loop.turn, (*loop.reduced, loop.token))
         if read is None or after is None:
             return None
         return tuple(dict.fromkeys((loop.past, *(item for item in (*read, *after) if item not in loop.symbols))))

@@ -22,7 +22,7 @@ from onnx_attnfuse.graph.rounding import QdqPair
 
 
 class Step:
-    """What a node does, with the role of its nodes in an attention."""
+    """The effect of a node, with the role of its nodes in an attention."""
 
     role: ClassVar[Role]
 
