@@ -146,7 +146,7 @@ def rehearsals(fused: FusedNode) -> Iterator[FusedNode]:
     rows = dims_of(fused.build, _operands(fused)[0])[2]
     cache = _cache(fused, rows)
     if cache.ends is not None:
-        yield from (_counted(_lengthened(fused, total, least, cache.ends), rows) for total, least in _longest(fused, cache))
+        yield from (_counted(_lengthened(fused, total, least, cache.ends, rows), rows) for total, least in _longest(fused, cache))
     elif fused.given("position_ids") is not None:
         yield _counted(fused, rows)
 
@@ -164,12 +164,15 @@ def _longest(fused: FusedNode, cache: Cache) -> Iterator[tuple[ir.Value, ir.Valu
         yield arithmetic(build, "Max", earlier, count), count
 
 
-def _lengthened(fused: FusedNode, total: ir.Value, least: ir.Value, ends: ir.Value) -> FusedNode:
+def _lengthened(fused: FusedNode, total: ir.Value, least: ir.Value, ends: ir.Value, rows: Dim) -> FusedNode:
     """The operator with entries of lengths between two numbers."""
     build, one = fused.build, integer(fused.build, 1)
     spread = arithmetic(build, "Add", arithmetic(build, "Sub", total, least), one)
     shorter = arithmetic(build, "Mod", places(build, dims_of(build, ends)[0]), spread)
     last = arithmetic(build, "Sub", arithmetic(build, "Sub", total, one), shorter)
+    if fused.given("query_seqlens") is not None:
+        end, count = arithmetic(build, "Add", last, one), length_of(build, rows)
+        fused = fused.replacing(query_seqlens=build.cast(arithmetic(build, "Min", end, count), ir.DataType.INT32))
     last, total = (build.cast(item, ir.DataType.INT32) for item in (last, total))
     return fused.replacing(seqlens_k=last, total_sequence_length=total)
 
@@ -186,7 +189,10 @@ def _counted(fused: FusedNode, rows: Dim) -> FusedNode:
 
 def _cache(fused: FusedNode, rows: Dim) -> Cache:
     past = tuple(fused.all_given("past_key", "past_value"))
-    return cache_of(fused, past, rows, fused.operand("seqlens_k"), fused.operand("total_sequence_length"))
+    counts = fused.given("query_seqlens")
+    if counts is not None and not past:
+        raise Refused("malformed", "rows are counted beside earlier keys and values alone", fused.node.name)
+    return cache_of(fused, past, rows, fused.operand("seqlens_k"), fused.operand("total_sequence_length"), counts)
 
 
 def _operands(fused: FusedNode) -> list[ir.Value]:

@@ -120,18 +120,33 @@ class Cache:
         return build.reshape(seen, (dims_of(build, self.ends)[0], 1, length, 1))
 
 
-def cache_of(fused: FusedNode, past: tuple[ir.Value, ...], rows: Dim, last: ir.Value, total: ir.Value) -> Cache:
-    """The cache of an operator that is given the place of the last key of every entry, and how many keys the longest has."""
+def cache_of(
+    fused: FusedNode, past: tuple[ir.Value, ...], rows: Dim, last: ir.Value, total: ir.Value, counts: ir.Value | None = None
+) -> Cache:
+    """The cache of an operator that is given the place of the last key of every entry, and how many keys the longest has.
+
+    Args:
+        fused: The operator.
+        past: Keys and values of earlier positions.
+        rows: How many positions are new.
+        last: The place of the last key of every entry.
+        total: How many keys the longest entry has; where rows are counted, no fewer than that.
+        counts: How many of its new positions each entry keeps; None: all, in a prompt as many as it has keys.
+    """
     build = fused.build
     everything = rows + (fused.dims(past[0])[2] if past else 0)
     longest = build.reshape(build.cast(total, INTEGER), ())
     cache = Cache(fused, past, rows, longest)
-    if _number(total, build.facts) == everything and _number(last, build.facts) == everything - 1:
+    whole = counts is None or _number(counts, build.facts) == rows
+    if whole and _number(total, build.facts) == everything and _number(last, build.facts) == everything - 1:
         return cache
     ends = arithmetic(build, "Add", build.cast(last, INTEGER), build.constant([1]))
     ends = build.reshape(ends, (fused.dims(fused.operand("query"))[0],))
     if not past:
         return dataclasses.replace(cache, ends=ends)
+    if counts is not None:
+        kept = build.reshape(build.cast(counts, INTEGER), dims_of(build, ends))
+        return dataclasses.replace(cache, starts=arithmetic(build, "Sub", ends, kept), ends=ends)
     count = length_of(build, rows)
     is_prompt = compared(build, "Equal", longest, count)
     starts = chosen(build, is_prompt, integer(build, 0), arithmetic(build, "Sub", ends, count))

@@ -96,6 +96,8 @@ class OpSupport:
     """Whether GroupQueryAttention is known to add a bias where each entry has a length of its own."""
     reads_without_new_keys_from: tuple[int, int] | None = None
     """The ONNX Runtime from which on GroupQueryAttention reads a buffer that holds the new keys already; None: not known to."""
+    counts_rows_from: tuple[int, int] | None = None
+    """The ONNX Runtime from which on GroupQueryAttention takes the number of new rows of each entry; None: not known to."""
     rotates_inside: bool = False
     """Whether GroupQueryAttention rotates queries and keys where it is handed cosines and sines."""
     is_wrong: Callable[[AttentionParams], Reason | None] | None = None

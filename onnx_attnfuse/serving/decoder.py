@@ -71,6 +71,8 @@ class ServedDecoder:
     """The inputs (b, channels, positions) with states of convolutions, each with the output after the new tokens."""
     recurrences: tuple[tuple[str, str], ...] = ()
     """The inputs (b, heads, keys, values) with states of recurrences, likewise."""
+    takes_chunks: bool = False
+    """Whether a batch of several entries takes several new tokens of each on top of a cache."""
     sizes: StepSizes | None = None
     """The sizes, where all of them are numbers; None: some are chosen when the model runs."""
 

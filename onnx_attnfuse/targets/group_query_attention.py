@@ -139,6 +139,8 @@ class Buffered:
     """New tokens are brought into another order in each entry."""
     places: Places
     """The order of a bias."""
+    counts: ir.Value | None = None
+    """How many rows are new in each entry, (b) int32; None: on top of cached ones several are taken for one entry only."""
     holds_new: tuple[ir.Value, ir.Value] | None = None
     """The buffer where it holds the new keys and values already; None: the operator appends them."""
 
@@ -234,6 +236,8 @@ def emit(
     inputs["past_key"], inputs["past_value"] = holding or operands.past
     if meaning.biases and buffered is not None:
         inputs["attention_bias"] = buffered_bias(spec, meaning, context, buffered.places)
+    if buffered is not None:
+        inputs["query_seqlens"] = buffered.counts
     if spec.softcap is not None:
         attributes["softcap"] = spec.softcap
     if operands.rotary is not None:

@@ -79,6 +79,8 @@ class Loop:
     """Nothing is claimed of padding that lies between tokens."""
     numbers: Mapping[str, int] = dataclasses.field(default_factory=dict[str, int])
     """Numbers that symbolic sizes will always have; no other number of entries or new tokens is run then."""
+    takes_chunks: bool = False
+    """Whether several entries take several new tokens each on top of a cache."""
     rotates_each_token: bool = False
     """Whether the provider rotates each token by its own position; the CPU does not in a prompt, so there it is done in front."""
     filled: FilledSource | None = None
@@ -93,6 +95,7 @@ class DecoderRun:
 
     batch: int
     steps: tuple[int, ...]
+    """The new positions of each step; where it is negative, so many are taken back, and others come in their place."""
     pattern: Pattern = "none"
     warm: bool = False
     """Whether the loop begins with a past of random numbers."""

@@ -27,6 +27,8 @@ from onnx_attnfuse.verify.verdict import Verdict, by_this_runtime, compare, unde
 _TOLERANCES = {"float32": 1e-3, "float16": 5e-2}
 """How far whole models may be apart, as a part of the magnitude of an output."""
 _PROMPT, _CHUNK, _STEPS, _WARM = 6, 3, 3, 4
+_CHUNKS = (_CHUNK, 2, -3, 2)
+"""New tokens on top of a cache, and how many are taken back, where several entries take them."""
 _MOST_WEIGHTS = 1 << 33
 """Bytes of weights in a half type that are still widened."""
 
@@ -97,7 +99,7 @@ class _Judge:
         return Verdict(True, largest, count, f"equal in {count} loops")
 
     def _cases(self, *, warm: bool) -> Iterator[DecoderRun]:
-        """Loops that the sizes of the source allow; on top of a past several entries get one token each at a time."""
+        """Loops that the sizes of the source allow; on top of a past several entries get several tokens each where they may."""
         fixed_batch, fixed_new = self._feeds.batch, self._feeds.new
         batches = [fixed_batch] if isinstance(fixed_batch, int) else [1, 3]
         patterns = tuple(self._patterns())
@@ -105,18 +107,24 @@ class _Judge:
             if self._feeds.is_large and batch == 1 and pattern != patterns[-1]:
                 continue
             prompt = [] if warm else [_PROMPT]
-            steps = [*([_CHUNK] if batch == 1 else []), *[1] * _STEPS]
+            steps = [*self._chunks(batch), *[1] * _STEPS]
             if isinstance(fixed_new, int):
                 prompt = [] if warm else [fixed_new]
                 steps = [fixed_new] * _STEPS if batch == 1 or fixed_new == 1 else []
             if self._loop.only_ends and pattern == "right":  # later tokens would have it in between
                 steps = []
-            while prompt and steps and self._too_long(sum((*prompt, *steps))):
+            while prompt and steps and self._too_long(_span((*prompt, *steps))):
                 steps = steps[:-1]
-            if (prompt or steps) and not self._too_long(sum((*prompt, *steps)) + _WARM * warm):
+            if (prompt or steps) and not self._too_long(_span((*prompt, *steps)) + _WARM * warm):
                 yield DecoderRun(batch, (*prompt, *steps), pattern, warm)
-            if self._loop.ends_anywhere and steps and (batch == 1 or fixed_new == 1 or warm):
+            if self._loop.ends_anywhere and steps and (batch == 1 or fixed_new == 1 or warm or self._loop.takes_chunks):
                 yield DecoderRun(batch, (*prompt, *steps), pattern, warm, at_beginning=True)
+
+    def _chunks(self, batch: int) -> Sequence[int]:
+        """Several new tokens on top of a cache."""
+        if self._loop.takes_chunks and not self._feeds.is_large:
+            return _CHUNKS
+        return (_CHUNK,) if batch == 1 or self._loop.takes_chunks else ()
 
     def _too_long(self, total: int) -> bool:
         """Whether a source with a buffer has no place for that many positions."""
@@ -137,9 +145,13 @@ class _Judge:
         """The largest error of one loop, and where both differ beyond the tolerance."""
         loop, past = self._loop, _WARM if case.warm else 0
         keep = self._kept(case, past)
-        self._source.cache, self._result.cache = self._first(case.batch, keep[:, :past], sum(case.steps))
+        self._source.cache, self._result.cache = self._first(case.batch, keep[:, :past], _span(case.steps))
         largest, seen = 0.0, past
         for new in case.steps:
+            if new < 0:
+                seen += new
+                self._take_back(seen)
+                continue
             now = keep[:, : seen + new]
             fed = self._feeds.step(now, new, self._rng)
             try:
@@ -156,6 +168,11 @@ class _Judge:
                     return largest, f"'{name}' differs in step {[seen, seen + new]}: {found.detail}"
             seen += new
         return largest, ""
+
+    def _take_back(self, seen: int) -> None:
+        """Leaves the source so many positions; those of a buffer are written anew."""
+        if self._loop.filled is None:
+            self._source.cache = [array[:, :, :seen] for array in self._source.cache]
 
     def _inputs(self, now: Array, new: int, length: int) -> dict[str, Array]:
         """Further inputs of a source: its branch; with a buffer of its own where new keys go, and a mask as long as that."""
@@ -176,7 +193,7 @@ class _Judge:
 
     def _kept(self, case: DecoderRun, past: int) -> Array:
         """Where tokens are, (b, all positions); rows of a batch differ, and every row begins with one at least."""
-        total, first = past + sum(case.steps), past or case.steps[0]
+        total, first = past + _span(case.steps), past or case.steps[0]
         keep = np.ones((case.batch, total), bool)
         for row in range(case.batch):
             padding = (5 * row + 3) % first  # the first row is not the longest
@@ -186,7 +203,17 @@ class _Judge:
                 keep[row, first - padding : first] = False
             elif case.pattern == "holes":
                 keep[row, [place for place in range(1, total) if (place * 7 + row) % 3 == 1]] = False
+        if self._loop.takes_chunks and self._loop.any_padding and not self._loop.only_ends and case.pattern in {"left", "right"}:
+            self._pad_chunks(keep, case, past)
         return keep
+
+    def _pad_chunks(self, keep: Array, case: DecoderRun, past: int) -> None:
+        """Marks padding at one end of what comes on top of a cache, in place; entries differ in how much."""
+        ends = [past + end for end in itertools.accumulate(case.steps)]
+        for start, end, row in ((start, end, row) for start, end in itertools.pairwise(ends) for row in range(case.batch)):
+            padding = (start + row) % (end - start) if end > start else 0
+            keep[row, start : start + padding] &= case.pattern != "left"
+            keep[row, end - padding : end] &= case.pattern != "right"
 
     def _first(self, batch: int, keep: Array, more: int) -> tuple[list[Array], list[Array]]:
         """The past that a loop begins with: as it grows, and as a buffer of the tokens, with other numbers after them."""
@@ -214,6 +241,11 @@ class _Judge:
         buffer = (3 * self._rng.standard_normal((batch, heads, whole, channels))).astype(numbers.dtype)
         buffer[:, :, :past] = numbers
         return buffer
+
+
+def _span(steps: Sequence[int]) -> int:
+    """The most positions that there are after any step."""
+    return max(itertools.accumulate(steps))
 
 
 class _SourceRefusal(Exception):

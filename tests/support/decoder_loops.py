@@ -32,6 +32,12 @@ class Fed:
         return np.maximum(self.mask.cumsum(1) - 1, 0)[:, -self.tokens.shape[1] :]
 
 
+def operators(model: onnx.ModelProto) -> set[str]:
+    """The operators of a decoder, but the one that gives each entry the number of new tokens."""
+    counts = {node.input[16] for node in model.graph.node if node.op_type == "GroupQueryAttention" and len(node.input) > 16}
+    return {node.op_type for node in model.graph.node if node.output[0] not in counts}
+
+
 def steps(prompts: Sequence[Sequence[int]], more: Sequence[int] = (1, 1, 1), seed: int = 0) -> list[Fed]:
     """A prompt whose mask is given, row by row, and steps of tokens that are none of them padding."""
     rng = np.random.default_rng(seed)

@@ -136,9 +136,13 @@ def _grouped(
     positions: Callable[[Array], Array] | None = None,
     bias: tuple[int, int] | None = None,
     sink: bool = False,
+    counts: Sequence[int] = (),
     **attributes: Any,
 ) -> Case:
-    """GroupQueryAttention; `lengths` are those of the entries, by default all s + past, and `turned` how many channels turn."""
+    """GroupQueryAttention; `lengths` are those of the entries, by default all s + past, and `turned` how many channels turn.
+
+    `counts` are the new rows of each entry where the operator is told.
+    """
     n, m = heads
     ends = np.asarray(lengths or [s + past] * b)
     longest = int(ends.max())
@@ -150,18 +154,20 @@ def _grouped(
         length = buffer or past
         cache = [draw.normal(b, m, length, h), draw.normal(b, m, length, h)] if length else [None, None]
         tables: Inputs = [*angles(draw, longest + 8, turned // 2)] if turned else [None, None]
-        starts = np.zeros_like(ends) if s == longest else ends - s
+        starts = ends - counts if counts else np.zeros_like(ends) if s == longest else ends - s
         places = None if positions is None else positions(starts[:, None] + np.arange(s)).astype(np.int64)
         rest = [None if bias is None else draw.normal(*bias, s, longest), draw.normal(n) if sink else None]
+        rest += [None, None, None, None, int32(counts)] if counts else []
         return [*operands, *cache, int32(ends - 1), int32(longest), *tables, places, *rest]
 
     def where(inputs: Inputs) -> list[Array]:
         keys = np.arange(max(longest, buffer)) < ends[:, None]
-        rows = np.arange(s) < np.where(s == longest, ends, s)[:, None]
+        rows = np.arange(s) < (np.asarray(counts) if counts else np.where(s == longest, ends, s))[:, None]
         return [rows, keys[:, None], keys[:, None]]
 
     given = {"num_heads": n, "kv_num_heads": m, "do_rotary": int(turned > 0), **attributes}
-    return Case("GroupQueryAttention", f"{name}{_words(attributes)}", given, make, 3, where=where)
+    providers = CPU if counts else BOTH
+    return Case("GroupQueryAttention", f"{name}{_words(attributes)}", given, make, 3, where=where, providers=providers)
 
 
 def _grouped_cases() -> Iterator[Case]:
@@ -176,6 +182,7 @@ def _grouped_cases() -> Iterator[Case]:
         "ragged next token": {"b": 3, "s": 1, "past": 5, "lengths": (6, 3, 4)},
         "ragged next token in a buffer": {"b": 3, "s": 1, "lengths": (6, 3, 9), "buffer": _BUFFER},
         "more of a prompt": {"b": 1, "s": 4, "past": 5},
+        "counted rows": {"b": 4, "s": 4, "lengths": (7, 3, 9, 2), "counts": (4, 2, 1, 0), "buffer": _BUFFER},
     }
     forms: dict[str, dict[str, Any]] = {
         "window of 1": {"local_window_size": 1},
@@ -198,7 +205,9 @@ def _grouped_cases() -> Iterator[Case]:
         "turned, window": {"turned": 32, "local_window_size": 3},
     }
     for (place, where), (form, what) in itertools.product(places.items(), forms.items()):
-        yield _grouped(f"{place}, {form}", **where, **what)
+        if not ("counts" in where and form == "both ways"):  # refused
+            yield _grouped(f"{place}, {form}", **where, **what)
+    yield _grouped("counted rows of a prompt, turned", **places["ragged prompt into a buffer"], counts=(7, 3, 5), turned=32)
     for (b, s), window in itertools.product(_LONG, (-1, 40)):
         yield _grouped(f"long {b}x{s}", b, s, h=64, local_window_size=window)
         yield _grouped(f"long {b}x{s}, ragged", b, s, h=128, lengths=[s, s // 2][:b], turned=128, local_window_size=window)

@@ -30,6 +30,8 @@ HEAVY = JOINED.union(
     (op for _, op in NORMS),
 )
 """Operators whose results are left uninterpreted where both models have them."""
+_COUNTED = 16
+"""The input of GroupQueryAttention with the number of new tokens of each entry."""
 
 
 def of(node: ir.Node) -> Meaning | None:
@@ -136,6 +138,8 @@ def _taken(call: Call) -> Term | None:
     prompt = arithmetic.equals(rows, longest.at(*[ZERO] * longest.rank))
     if call.optional(3) is None:
         return prompt
+    if call.optional(_COUNTED) is not None:
+        return None
     return disjoin(arithmetic.at_most(batch, ONE), arithmetic.at_most(rows, ONE), prompt)
 
 

@@ -274,6 +274,7 @@ def served(
         mask_ends_anywhere=lengths.ends_anywhere(mask),
         new_tokens=new if isinstance(new, int) else None,
         counts_alike=interface.counts_alike,
+        takes_chunks=lengths.counts is not None,
         convolutions=_names(interface.states.convolutions),
         recurrences=_names(interface.states.recurrences),
         cross_keys=tuple(key.name or "" for key, _ in crossed),

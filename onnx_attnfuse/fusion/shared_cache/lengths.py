@@ -48,6 +48,8 @@ class Lengths:
     """The place of the last key in the buffer for every entry, the new ones all counted, (b) int32."""
     total: ir.Value
     """How long past and new positions are together, a scalar int32."""
+    counts: ir.Value | None
+    """How many positions are new in each entry, (b) int32; None: nobody asks."""
     rows: Dim
     """The length of past and new positions as a size."""
     readers: frozenset[ir.Node]
@@ -61,7 +63,15 @@ class Lengths:
 
 
 def read_lengths(
-    builder: Builder, mask: ir.Value, batch: Dim, new: Dim, past: Size, padding: Padding, *, on_host: bool = False
+    builder: Builder,
+    mask: ir.Value,
+    batch: Dim,
+    new: Dim,
+    past: Size,
+    padding: Padding,
+    *,
+    on_host: bool = False,
+    takes_counts: bool = False,
 ) -> Lengths:
     """Emits the lengths, and makes the mask what the number of earlier positions is read from.
 
@@ -77,6 +87,7 @@ def read_lengths(
         past: The symbol for the number of earlier ones.
         padding: Where the mask has zeros; where it tells lengths only, they count too.
         on_host: Sizes lie where the model runs, so that a size is no copy to a device.
+        takes_counts: The operator is told how many positions are new, all of them in each entry.
     """
     facts, dtype, others = builder.facts, builder.facts.dtype(mask), {node for node, _ in mask.uses()}
     start, end, axis = builder.shape([new * -1]), builder.constant([np.iinfo(np.int64).max]), builder.constant([1])
@@ -96,8 +107,11 @@ def read_lengths(
     elif padding == "after":
         counted = builder.elementwise("Max", [counted, _width(builder, current, new, on_host=on_host)])
     last = builder.elementwise("Sub", [counted, builder.constant(np.asarray(1, np.int32))])
+    counts = None
+    if takes_counts:
+        counts = builder.expand(builder.cast(builder.shape([new]), _SMALL), [batch], [True])
     readers = frozenset(node for node, _ in mask.uses() if node not in others)
-    return Lengths(earlier, current, last, total, facts.fresh(kept, 1), readers, counts_ones)
+    return Lengths(earlier, current, last, total, counts, facts.fresh(kept, 1), readers, counts_ones)
 
 
 def _width(builder: Builder, current: ir.Value, new: Dim, *, on_host: bool) -> ir.Value:

@@ -59,6 +59,7 @@ from onnx_attnfuse.graph.ops import is_attention
 from onnx_attnfuse.graph.order import NodeOrder
 from onnx_attnfuse.graph.sizes import resolved
 from onnx_attnfuse.graph.uses import label
+from onnx_attnfuse.kernels.execution_provider import OpSupport
 from onnx_attnfuse.kernels.forecast import forecast
 from onnx_attnfuse.kernels.support import supported
 from onnx_attnfuse.reasons import Reason, Refused
@@ -130,6 +131,15 @@ class Sharing:
     reports: dict[ir.Node, SiteReport] = dataclasses.field(default_factory=dict["ir.Node", SiteReport])
     """The reports on attentions as far as they have come."""
 
+    def _is_from(self, since: tuple[int, int] | None) -> bool:
+        """Whether the model runs on an ONNX Runtime that has what is there since a version; None: none has it."""
+        return since is not None and (self.runtime is None or self.runtime >= since)
+
+    @property
+    def _support(self) -> OpSupport:
+        """What the provider is known to do with the operator."""
+        return supported(target.INFO.key, self.plan_context.device.provider)
+
     @property
     def _on_host(self) -> bool:
         """Whether sizes lie where the model runs."""
@@ -174,9 +184,8 @@ class Sharing:
                 reasons[candidate.node] = refused.reason
         if reasons:
             return sites, reasons
-        since = supported(target.INFO.key, self.plan_context.device.provider).reads_without_new_keys_from
         try:
-            sites = with_leaders(sites, may_follow=since is not None and (self.runtime is None or self.runtime >= since))
+            sites = with_leaders(sites, may_follow=self._is_from(self._support.reads_without_new_keys_from))
             check_together(sites, self.graph.scope.facts)
             self._check_assumed(sites)
         except Refused as refused:
@@ -253,6 +262,7 @@ class Sharing:
                 any_padding=self._may_rearrange(sites),
                 only_ends=has_window(sites),
                 numbers=self.plan_context.fixed,
+                takes_chunks=decoder.takes_chunks,
                 rotates_each_token=self.plan_context.device.provider.rotates_each_token,
                 filled=filled,
             )
@@ -260,6 +270,8 @@ class Sharing:
             verified = check()
             reports = {item.site.node: self._report(item, sites, verified) for item in attended}
             note = _note(decoder, sites[0], rearranged=self._may_rearrange(sites))
+            if not decoder.takes_chunks and self._has_chunks(sites):
+                note += "; a batch of several entries takes one new token of each at a time"
             tables = counted(self.context.builder).name if any(item.has_tables for item in attended) else None
             return SharedCache(decoder, reports, note=note, source=before, loop=loop, check=check, tables=tables)
         assert edit.reason is not None
@@ -279,7 +291,8 @@ class Sharing:
         new = resolved(length(axes.i), self.plan_context.fixed)
         sizes = length(axes.b), new, sites[0].past_length
         prepare(graph, builder, sites[0], mask)
-        lengths = read_lengths(builder, mask, *sizes, self._padding(sites), on_host=self._on_host)
+        has_counts = self._takes_chunks(sites)
+        lengths = read_lengths(builder, mask, *sizes, self._padding(sites), on_host=self._on_host, takes_counts=has_counts)
         for past in (value for site in sites for value in site.past):
             answer_for_past(builder, past)
         grow(builder, sites)
@@ -289,7 +302,7 @@ class Sharing:
         is_biased = self._is_padded(sites) and any(site.meaning.biases for site in sites)
         columns = buffer_order(builder, lengths.earlier, lengths.new) if is_biased else None
         places = Places(None if compaction is None or columns is None else compaction.order.front, columns)
-        buffered = target.Buffered(lengths.last, lengths.total, lengths.rows, is_rearranged, places)
+        buffered = target.Buffered(lengths.last, lengths.total, lengths.rows, is_rearranged, places, lengths.counts)
         order = NodeOrder(graph)
         has_tables = "position-tables" in provider.pays and "indices-in-range" in builder.facts.assumed.names
         tables = PositionTables(builder) if has_tables and self.context_length is not None else None
@@ -311,6 +324,16 @@ class Sharing:
             compaction.apply([item.node for item in attended])
         graph.sort()
         return lengths, attended
+
+    def _has_chunks(self, sites: Sequence[CachedSite]) -> bool:
+        """Whether there may be several entries with several new tokens each."""
+        axes = sites[0].spec.axes
+        return all(resolved(length(axis), self.plan_context.fixed) != 1 for axis in (axes.b, axes.i))
+
+    def _takes_chunks(self, sites: Sequence[CachedSite]) -> bool:
+        """Whether every operator is told the number of new tokens, so that there may be several of several entries."""
+        appends = all(site.leader is None for site in sites)  # without new keys the operator takes no number of them
+        return appends and self._has_chunks(sites) and self._is_from(self._support.counts_rows_from)
 
     def _padding(self, sites: Sequence[CachedSite]) -> Padding:
         """Where padding lies in the mask."""
@@ -367,7 +390,9 @@ def _note(decoder: ServedDecoder, first: CachedSite, *, rearranged: bool) -> str
     """A line on the cache of the model."""
     line = f"the cache of {decoder.layers} layers is one buffer, past_key_values.N to present.N, of max_sequence_length positions"
     if first.mask is None:
-        return f"{line}; '{decoder.attention_mask}', an input that was added, gives their number"
-    if not rearranged:
-        return f"{line}; '{decoder.attention_mask}' gives their number, and padding is assumed to be absent or on the right"
-    return f"{line}; '{decoder.attention_mask}' gives their number, and padding may be anywhere"
+        line += f"; '{decoder.attention_mask}', an input that was added, gives their number"
+    elif not rearranged:
+        line += f"; '{decoder.attention_mask}' gives their number, and padding is assumed to be absent or on the right"
+    else:
+        line += f"; '{decoder.attention_mask}' gives their number, and padding may be anywhere"
+    return line

@@ -55,7 +55,7 @@ INFO = OpInfo(
         "v_scale": "other",
         "q_norm_weight": "other",
         "k_norm_weight": "other",
-        "query_seqlens": "other",
+        "query_seqlens": "rows",
     },
     not_on_cpu=frozenset(["q_norm_weight", "k_norm_weight"]),
     rank=2,

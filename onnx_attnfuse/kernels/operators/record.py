@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
 Role = Literal[
     "input", "query", "key", "value", "weights", "projection bias",
-    "mask", "bias", "lengths", "last", "total", "positions", "past", "cos", "sin", "sink", "offsets", "other",
+    "mask", "bias", "lengths", "last", "total", "rows", "positions", "past", "cos", "sin", "sink", "offsets", "other",
 ]  # fmt: skip
 """The role of an input, whatever name the operator gives it.
 
 A mask tells which keys count, by lengths or by 0 and 1; a bias is added to the scores. Lengths count the keys of each entry, last
-is the place of its last key, total how many keys the longest has. Past keys and values may be empty. Offsets tell where tokens
-without padding come from.
+is the place of its last key, total how many keys the longest has, rows how many of its new ones are tokens. Past keys and values
+may be empty. Offsets tell where tokens without padding come from.
 """
 OnCpu = Literal["all forms", "some forms", "no kernel"]
 """The forms of an operator that ONNX Runtime's CPU runs; the reference runs the rest."""

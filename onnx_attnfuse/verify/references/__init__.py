@@ -154,8 +154,10 @@ def check(domain: str, op: str, inputs: Sequence[Array | None]) -> None:
     last, total = roles.get("last"), roles.get("total")
     if last is not None and total is not None:
         ends, longest = last.reshape(-1) + 1, int(total.reshape(-1)[0])
-        starts = 0 * ends if rows == longest else ends - rows
-        if starts.min() < 0 or ends.min() < 1 or ends.max() > longest:
+        counts = roles.get("rows")
+        starts = ends - counts if counts is not None else 0 * ends if rows == longest else ends - rows
+        fits = counts is None or 0 <= counts.min() <= counts.max() <= rows
+        if starts.min() < 0 or ends.min() < 1 or ends.max() > longest or not fits:
             raise ValueError(f"lengths of {ends.tolist()}, the longest {longest}, do not fit {rows} queries")
     if info is not None and info.packed:
         _check_places({name: array for name, array in zip(info.inputs, inputs, strict=False) if array is not None}, inputs[0])

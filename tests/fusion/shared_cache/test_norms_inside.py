@@ -97,8 +97,9 @@ def _normalized(projected: str, **choices: Any) -> onnx.ModelProto:
 def _taken_in(model: onnx.ModelProto) -> list[bool]:
     """Whether each operator normalizes, and is handed one tensor then."""
     nodes = [node for node in model.graph.node if node.op_type == "GroupQueryAttention"]
-    assert all((len(node.input) > 14) == (not node.input[1]) or len(node.input) <= 14 for node in nodes)
-    return [len(node.input) > 14 for node in nodes]
+    found = [any(node.input[14:16]) for node in nodes]
+    assert not any(taken and node.input[1] for node, taken in zip(nodes, found, strict=True))
+    return found
 
 
 def _on_cpu(model: onnx.ModelProto) -> onnx.ModelProto:

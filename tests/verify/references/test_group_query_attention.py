@@ -49,8 +49,6 @@ def test_what_is_not_known_is_refused() -> None:
         _run([3], 4, k_quant_type="PER_TENSOR", kv_cache_bit_width=8)
     with pytest.raises(ValueError, match="16 bits"):
         _run([3], 4, k_quant_type="PER_TENSOR", kv_cache_bit_width=16, more=[*[None] * 5, np.ones(1, np.float32)])
-    with pytest.raises(ValueError, match="query_seqlens"):
-        _run([3], 4, more=[*[None] * 9, np.ones(16, np.float32)])
     with pytest.raises(ValueError, match="or for neither"):
         _run([3], 4, more=[*[None] * 7, np.ones(16, np.float32)])
 
@@ -87,3 +85,19 @@ def test_heads_that_do_not_divide_are_refused() -> None:
             num_heads=4,
             kv_num_heads=3,
         )
+
+
+@pytest.mark.parametrize(
+    ("counts", "past", "said"),
+    [([5], True, "lengths"), ([-1], True, "lengths"), ([4], False, "beside earlier keys"), ([2], True, None)],
+)
+def test_rows_are_counted_where_they_fit_and_there_is_a_past(counts: list[int], said: str | None, *, past: bool) -> None:
+    held = [np.ones((1, 2, 8, 16), np.float32)] * 2 if past else [None, None]
+    operands = [np.ones((1, 4, width), np.float32) for width in (64, 32, 32)]
+    inputs = [*operands, *held, np.asarray([5], np.int32), np.asarray(6, np.int32), *[None] * 9, np.asarray(counts, np.int32)]
+    if said is None:
+        output = group_query_attention(*inputs, num_heads=4, kv_num_heads=2)[0]
+        assert [bool((row != 0).all()) for row in output[0]] == [True, True, False, False]
+        return
+    with pytest.raises(ValueError, match=said):
+        group_query_attention(*inputs, num_heads=4, kv_num_heads=2)
