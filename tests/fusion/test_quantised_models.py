@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import pathlib
+
 import numpy as np
 import onnx
 import onnx_ir as ir
 import onnxruntime
 import pytest
 from onnx import numpy_helper
+from onnxruntime.quantization import quantize_dynamic
 
 import onnx_attnfuse
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.io import from_any
 from onnx_attnfuse.verify.quantised.stated_error import check_dequantised
-from tests.support.bundled import run
+from tests.support.bundled import cases, run
 from tests.support.graph_builder import GraphBuilder
 from tests.support.quantised import SETTINGS, dynamically_quantised, quantised, source, with_small_weights
 
@@ -154,6 +157,26 @@ def test_a_rounded_number_is_what_onnx_runtime_makes_of_it() -> None:
             assert value.inputs[0] is not None
             found = Facts(loaded.graph).number(value.inputs[0])
             assert np.float32(found) == run(model, {})["y"]
+
+
+@pytest.mark.parametrize("way", ["argument", "target", "neither"])
+def test_a_fused_decoder_is_quantised_as_documented(way: str, tmp_path: pathlib.Path) -> None:
+    """Beside the source with the same products quantised; a runtime that reads the quantiser's mistake would be news."""
+    path, fused, out, plain = source("llama_past__dyn18__sdpa"), *(tmp_path / name for name in ("fused", "out", "plain"))
+    options = {"target": "MultiHeadAttention"} if way == "target" else {}
+    chosen = {"op_types_to_quantize": ["MatMul", "Gather"]} if way == "argument" else {}
+    result = onnx_attnfuse.optimize(path, **options)
+    result.save(fused)
+    quantize_dynamic(fused, out, **chosen)
+    if way == "neither":
+        with pytest.raises(onnxruntime.capi.onnxruntime_pybind11_state.InvalidGraph, match="QAttention"):
+            onnxruntime.InferenceSession(out)
+        return
+    quantize_dynamic(path, plain, **chosen)
+    for feeds in cases(path).values():
+        expected, found = (run(onnx.load(file), feeds) for file in (plain, out))
+        for name, array in expected.items():
+            np.testing.assert_allclose(found[name], array, rtol=0, atol=2e-2 * np.abs(array).max())
 
 
 def test_numbers_that_differ_by_place_are_none() -> None:
