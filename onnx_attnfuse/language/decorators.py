@@ -136,7 +136,7 @@ def pattern(
 
     def decorate(function: _Formula) -> Pattern:
         given = name or function.__name__
-        operands, optional = _operands(function, given)
+        operands, optional = operands_of(function, given)
         found = combined(lambda values: _returned(function(**values), given), operands, optional, partial(_either, given))
         written = found if isinstance(found, Tensor) else found.written
         meaning = None if isinstance(found, Refusal) else found.meaning if isinstance(found, Equation) else found
@@ -191,7 +191,7 @@ def weight_step(*ops: str, domain: str = "") -> Callable[[WeightReader], WeightS
     return lambda read: WeightStepReader(_short(read), domain, ops, read, inspect.getdoc(read) or "", _home(read))
 
 
-def _operands(function: _Formula, name: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def operands_of(function: _Formula, name: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The operands, and those of them that may be None."""
     parameters = inspect.signature(function).parameters.values()
     if not parameters or any(

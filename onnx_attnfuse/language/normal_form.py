@@ -153,7 +153,7 @@ def _product(tensor: Tensor) -> Form:
     cores = [(item, sign) for item, sign in items if item.op not in {"Variable", "Number"}]
     slots = [item.name for item, _ in items if _slot(item) == "scale"]
     names = [(item.name, sign) for item, sign in items if item.op == "Variable" and _slot(item) != "scale"]
-    if not cores and slots and names and names[0][1] == 1:
+    if not cores and names and names[0][1] == 1 and (slots or len(names) == 1):
         cores, names = [(next(item for item, _ in items if item.op == "Variable" and item.name == names[0][0]), 1)], names[1:]
     if len(cores) != 1 or cores[0][1] != 1 or len(slots) > 1:
         return Op(tensor.op, (), tuple(map(normal, tensor.args)))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import onnx_ir as ir
@@ -22,8 +23,9 @@ from onnx_attnfuse.graph.dtypes import narrows
 from onnx_attnfuse.graph.edit import replace_inputs
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.facts_view import Dims
-from onnx_attnfuse.graph.rules.reading import axes_of
 from onnx_attnfuse.kernels.operators import group_query_attention
+from onnx_attnfuse.language.expression import Tensor, mean, sqrt
+from onnx_attnfuse.language.matcher.formula import Formula
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,75 +65,33 @@ def _operator(value: ir.Value, facts: Facts) -> RmsNorm | None:
     return RmsNorm(x, weight, attribute(node, "epsilon", 1e-5), tuple(inside)) if _keeps(inside, x, facts) else None
 
 
+@Formula
+def _over_root(x: Tensor, epsilon: Tensor) -> Tensor:
+    return x / sqrt(mean(x * x) + epsilon)
+
+
 def _decomposed(value: ir.Value, facts: Facts) -> RmsNorm | None:
     around: list[ir.Node] = []
-    outer = _before_cast(value, around).producer()
+    value = _before_cast(value, around)
+    outer = value.producer()
     if is_standard(outer, "Mul"):
         for one, weight in (outer.inputs, reversed(outer.inputs)):
             if one is not None and weight is not None and facts.rank(weight) == 1:
                 inside = [*around, outer]
-                quotient = _before_cast(one, inside).producer()
-                found = None if quotient is None else _quotient(quotient, weight, inside, facts)
+                found = _quotient(_before_cast(one, inside), weight, inside, facts)
                 if found is not None:
                     return found
-    return None if outer is None else _quotient(outer, None, around, facts)
+    return _quotient(value, None, around, facts)
 
 
-def _quotient(node: ir.Node, weight: ir.Value | None, around: list[ir.Node], facts: Facts) -> RmsNorm | None:
-    """`x / sqrt(mean(x²) + epsilon)`, with the nodes around it."""
-    for wide, root, between in _over_root(node):
-        inside = [*around, node, *between]
-        epsilon = _root_mean_square(root, wide, inside, facts)
-        if epsilon is None:
-            continue
-        x = _before_cast(wide, inside)
-        if _keeps(inside, x, facts):
-            return RmsNorm(x, weight, epsilon, tuple(inside))
-    return None
-
-
-def _over_root(node: ir.Node | None) -> list[tuple[ir.Value, ir.Value, list[ir.Node]]]:
-    """Dividend and divisor, of a Div or a Mul by a Reciprocal, with the nodes between."""
-    if not is_standard(node, "Div", "Mul"):
-        return []
-    left, right = node.inputs
-    if left is None or right is None:
-        return []
-    if node.op_type == "Div":
-        return [(left, right, [])]
-    found: list[tuple[ir.Value, ir.Value, list[ir.Node]]] = []
-    for one, other in ((left, right), (right, left)):
-        inverse = other.producer()
-        if is_standard(inverse, "Reciprocal") and inverse.inputs[0] is not None:
-            found.append((one, inverse.inputs[0], [inverse]))
-    return found
-
-
-def _root_mean_square(value: ir.Value | None, wide: ir.Value, inside: list[ir.Node], facts: Facts) -> float | None:
-    """The number that is added under the root, if `value` is the root mean square of `wide` along its last axis."""
-    found: list[ir.Node] = []
-    for op in ("Sqrt", "Add", "ReduceMean", "Pow"):
-        node = None if value is None else value.producer()
-        if op == "Pow" and is_standard(node, "Mul") and set(node.inputs) == {wide}:
-            found.append(node)
-            break
-        if not is_standard(node, op):
-            return None
-        found.append(node)
-        value = node.inputs[0]
-        if op == "Add" and value is not None and facts.number(value) is not None:
-            value = node.inputs[1]
-    added, reduced, squared = found[1:]
-    rank = facts.rank(wide)
-    if squared.inputs[0] is not wide or rank is None or axes_of(reduced, 1, rank, facts) != [rank - 1]:
+def _quotient(value: ir.Value, weight: ir.Value | None, around: Sequence[ir.Node], facts: Facts) -> RmsNorm | None:
+    """A value over the root of the mean of its squares, with the nodes around it."""
+    found = _over_root.at(value, facts)
+    if found is None or "epsilon" not in found.numbers:
         return None
-    if attribute(reduced, "keepdims", 1) != 1:
-        return None
-    if squared.op_type == "Pow" and (squared.inputs[1] is None or facts.number(squared.inputs[1]) != 2):
-        return None
-    numbers = [facts.number(item) for item in added.inputs if item is not None]
-    inside += found
-    return next((number for number in numbers if number is not None), None)
+    inside = [*around, *found.nodes]
+    x = _before_cast(found.values["x"], inside)
+    return RmsNorm(x, weight, found.numbers["epsilon"], tuple(inside)) if _keeps(inside, x, facts) else None
 
 
 def _before_cast(value: ir.Value, inside: list[ir.Node]) -> ir.Value:

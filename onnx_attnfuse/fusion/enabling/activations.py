@@ -9,6 +9,7 @@ where there is a one.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import numpy as np
@@ -19,14 +20,12 @@ from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.constants import attribute, given, is_standard
 from onnx_attnfuse.graph.dtypes import HALVES
 from onnx_attnfuse.graph.facts import Facts
-from onnx_attnfuse.graph.ops import CONTRIB, is_contrib
+from onnx_attnfuse.graph.ops import CONTRIB
 from onnx_attnfuse.graph.rules.reading import axes_of
-from onnx_attnfuse.graph.scaling import read_scaling
-from onnx_attnfuse.graph.uses import producer_of, viewers
+from onnx_attnfuse.graph.uses import only_reader, producer_of, viewers
 from onnx_attnfuse.kernels.operators.bias_split_gelu import INFO, WIDTHS
-
-_CONSTANT_TOLERANCE = 4e-3
-"""The tolerance of constants: bfloat16 has eight bits."""
+from onnx_attnfuse.language.expression import Tensor, erf
+from onnx_attnfuse.language.matcher.formula import Formula
 
 
 @enabling("half-precision Gelus fused with their bias, or zeros", "Erf Gelu com.microsoft.Gelu", "half-gelu")
@@ -38,12 +37,11 @@ def as_gelu(node: ir.Node, builder: Builder) -> EnablingChange | None:
 
     It gets zeros where it has no bias: the kernel of Gelu reads one number at a time.
     """
-    facts, found = builder.facts, read_gelu(node, builder.facts)
+    facts, found = builder.facts, _read_gelu(node, builder.facts)
     if found is None or facts.dtype(node.outputs[0]) not in HALVES:
         return None
-    x, result = found
-    builder.at(producer_of(result))
-    return _biased(x, result, added_bias(x, facts), f"{node.name}/BiasGelu", builder)
+    builder.at(producer_of(found.result))
+    return _biased(found.x, found.result, added_bias(found.x, facts), f"{node.name}/BiasGelu", builder)
 
 
 def _biased(
@@ -59,55 +57,39 @@ def _biased(
     return EnablingChange(((result, new),), (added[0],))
 
 
-def read_gelu(node: ir.Node, facts: Facts) -> tuple[ir.Value, ir.Value] | None:
-    """The input and the result of a Gelu with the error function, from its operator or its Erf; None if it is none."""
-    if is_standard(node, "Gelu") or is_contrib(node, "Gelu"):
+@dataclasses.dataclass(frozen=True)
+class _Gelu:
+    """A Gelu with the error function."""
+
+    x: ir.Value
+    result: ir.Value
+    nodes: tuple[ir.Node, ...]
+
+
+@Formula
+def _gelu(x: Tensor) -> Tensor:
+    return x * (1 + erf(x / math.sqrt(2))) / 2
+
+
+_MOST_STEPS = 4
+"""Nodes from an error function to the result."""
+
+
+def _read_gelu(node: ir.Node, facts: Facts) -> _Gelu | None:
+    """The Gelu that an operator is, or of which an Erf is a part; None if there is none."""
+    value = node.outputs[0]
+    if not is_standard(node, "Erf"):
         x = given(node, 0)
-        return None if x is None or attribute(node, "approximate", "none") != "none" else (x, node.outputs[0])
-    scaled = _scaled(node.inputs[0], facts) if is_standard(node, "Erf") else None
-    if scaled is None or abs(scaled[1] - math.sqrt(0.5)) > _CONSTANT_TOLERANCE:
-        return None
-    plus_one = only_use(node.outputs[0], "Add")
-    if plus_one is None or not _is_number(plus_one, node.outputs[0], 1.0, facts):
-        return None
-    result = _halved_product(plus_one.outputs[0], scaled[0], facts)
-    return None if result is None else (scaled[0], result)
-
-
-def _scaled(value: ir.Value | None, facts: Facts) -> tuple[ir.Value, float] | None:
-    """The value that a Mul or Div with a number scales, and the factor."""
-    scaling = None if value is None else read_scaling(value.producer(), facts)
-    return None if scaling is None else (scaling.tensor, scaling.of(1.0))
-
-
-def _is_number(node: ir.Node, value: ir.Value, wanted: float, facts: Facts) -> bool:
-    """Whether the other operand is a number."""
-    others = [item for item in node.inputs if item is not value]
-    number = facts.number(others[0]) if len(others) == 1 and others[0] is not None else None
-    return number is not None and abs(number - wanted) <= _CONSTANT_TOLERANCE
-
-
-def _halved_product(value: ir.Value, x: ir.Value, facts: Facts) -> ir.Value | None:
-    """The product of a value with `x` and one half, in whichever order."""
-    halved = multiplied = False
-    while not (halved and multiplied):
-        node = only_use(value, "Mul")
-        if node is None:
-            return None
-        other = next((item for item in node.inputs if item is not value), None)
-        if other is None:
-            return None
-        part = _scaled(other, facts)
-        if other is x and not multiplied:
-            multiplied = True
-        elif _is_number(node, value, 0.5, facts) and not halved:
-            halved = True
-        elif part is not None and part[0] is x and abs(part[1] - 0.5) <= _CONSTANT_TOLERANCE and not halved and not multiplied:
-            halved = multiplied = True
-        else:
-            return None
-        value = node.outputs[0]
-    return value
+        return None if x is None or attribute(node, "approximate", "none") != "none" else _Gelu(x, value, (node,))
+    for _ in range(_MOST_STEPS):
+        reader = only_reader(value)
+        if reader is None:
+            break
+        value = reader.outputs[0]
+        found = _gelu.at(value, facts)
+        if found is not None:
+            return _Gelu(found.values["x"], value, found.nodes)
+    return None
 
 
 _TYPES = frozenset([ir.DataType.FLOAT, ir.DataType.FLOAT16])
@@ -125,14 +107,15 @@ def as_split_gelu(node: ir.Node, builder: Builder) -> EnablingChange | None:
     knows three widths, and the Gelu with the error function; it gates the left half by the right one.
     """
     facts = builder.facts
-    found = read_gelu(node, facts)
-    multiplied = None if found is None else only_use(found[1], "Mul")
+    found = _read_gelu(node, facts)
+    multiplied = None if found is None else only_use(found.result, "Mul")
     if found is None or multiplied is None:
         return None
-    right, gelu = found
-    left = next((value for value in multiplied.inputs if value is not gelu), None)
+    left, right = next((value for value in multiplied.inputs if value is not found.result), None), found.x
     whole = None if left is None else halves(left, right, facts)
-    if left is None or whole is None or not _is_read_here(left, right, multiplied, gelu):
+    if left is None or whole is None or any(value.is_graph_output() for value in (left, right)):
+        return None
+    if not {*viewers(left), *viewers(right)} <= {multiplied, *found.nodes}:
         return None
     dims, dtype = facts.dims(whole), facts.dtype(whole)
     if dims is None or len(dims) != _RANK or dtype is None or dtype not in _TYPES:
@@ -148,19 +131,6 @@ def as_split_gelu(node: ir.Node, builder: Builder) -> EnablingChange | None:
     x, bias = (whole, builder.constant(np.zeros(width, dtype.numpy()))) if biased is None else biased
     fused = builder.node(INFO.name, [x, bias], domain=CONTRIB, hint=f"{node.name}/{INFO.name}")
     return EnablingChange(((multiplied.outputs[0], fused),), (x,))
-
-
-def _is_read_here(left: ir.Value, right: ir.Value, multiplied: ir.Node, gelu: ir.Value) -> bool:
-    """Whether nothing but the Gelu and the product with it looks at the halves."""
-    inner, pending = {multiplied}, [gelu]
-    while pending:
-        value = pending.pop()
-        node = value.producer()
-        if node is None or value is right or node in inner:
-            continue
-        inner.add(node)
-        pending += [item for item in node.inputs if item is not None]
-    return not any(value.is_graph_output() for value in (left, right)) and {*viewers(left), *viewers(right)} <= inner
 
 
 _COUNTED = ir.DataType.FLOAT16

@@ -18,6 +18,8 @@ from onnx_attnfuse.graph.constants import attribute, constant_tensor, is_standar
 from onnx_attnfuse.graph.dtypes import FLOATS_TO_32, narrows
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.rules.reading import read_part
+from onnx_attnfuse.language.expression import Tensor, sigmoid
+from onnx_attnfuse.language.matcher.formula import Formula
 
 _CUBE = 3
 """The axes of matrices (experts, out, in)."""
@@ -222,31 +224,24 @@ def _turned_from(value: ir.Value) -> tuple[ir.Value, bool]:
     return value, turned
 
 
+@Formula
+def _gated(gate: Tensor, line: Tensor, alpha: Tensor | None = None) -> Tensor:
+    return gate * sigmoid(gate if alpha is None else gate * alpha) * line
+
+
 def _gate(value: ir.Value, facts: Facts) -> Gate | None:
     """How a value is gated."""
-    for glu, linear in both_ways(plain(value, facts).producer(), "Mul"):
-        inner, beta = _less(linear, facts)
-        right, least, most = _clipped(inner, facts)
-        for gated, sigmoid in both_ways(glu.producer(), "Mul"):
-            alpha = _factor(sigmoid, gated, facts)
-            left, lowest, limit = _clipped(gated, facts)
-            if alpha is None or lowest is not None or most != limit or least != (None if limit is None else -limit):
-                continue
-            whole, strided = halves(left, right, facts), _strided(left, right, facts)
-            found = whole or strided
-            if found is not None:
-                return Gate(found, whole is None, alpha, beta, limit)
-    return None
-
-
-def _factor(value: ir.Value, of: ir.Value, facts: Facts) -> float | None:
-    """The number alpha, if a value is `sigmoid(alpha · of)`."""
-    sigmoid = value.producer()
-    inner = sigmoid.inputs[0] if is_standard(sigmoid, "Sigmoid") else None
-    if inner is None or inner is of:
-        return None if inner is None else 1.0
-    numbers = [facts.number(number) for one, number in both_ways(inner.producer(), "Mul") if one is of]
-    return numbers[0] if numbers else None
+    found = _gated.at(plain(value, facts), facts)
+    if found is None or "gate" not in found.values or "line" not in found.values:
+        return None
+    left, lowest, limit = _clipped(found.values["gate"], facts)
+    inner, beta = _less(found.values["line"], facts)
+    right, least, most = _clipped(inner, facts)
+    if lowest is not None or most != limit or least != (None if limit is None else -limit):
+        return None
+    halved, alpha = halves(left, right, facts), 1.0 if "alpha" not in found.values else found.numbers.get("alpha")
+    whole = halved or _strided(left, right, facts)
+    return None if whole is None or alpha is None else Gate(whole, halved is None, alpha, beta, limit)
 
 
 def _less(value: ir.Value, facts: Facts) -> tuple[ir.Value, float]:

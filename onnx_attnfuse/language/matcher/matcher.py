@@ -8,8 +8,8 @@ summed with the rows of `b`. Views, casts between float types, and guards of row
 from __future__ import annotations
 
 import dataclasses
-import math
-from collections.abc import Hashable, Iterator
+import itertools
+from collections.abc import Hashable, Iterator, Sequence
 
 import onnx_ir as ir
 
@@ -30,7 +30,7 @@ from onnx_attnfuse.language.matcher.discrimination_net import (
     Variant,
 )
 from onnx_attnfuse.language.matcher.match_state import Bound, FilledSlot, Goal, Match, MatchedGuard, State, Trace
-from onnx_attnfuse.language.matcher.operands import TOLERANCE, OperandGoals, Traversal, factors_of
+from onnx_attnfuse.language.matcher.operands import OperandGoals, Traversal, factors_of, is_close
 
 _MOVING = frozenset(["also", "scores"])
 """The attributes of a step that give its place and not its effect."""
@@ -94,7 +94,7 @@ class Matcher:
                 yield from (((), after) for after in self._bind(index, goal, state))
             case ANumber(value):
                 number = self._facts.number(goal.indexed.value)
-                if number is not None and math.isclose(number, value, rel_tol=TOLERANCE, abs_tol=1e-12):
+                if number is not None and is_close(number, value, self._facts.dtype(goal.indexed.value)):
                     yield (), state
             case Steps(slots):
                 for indexed, steps, nodes in self._ascent.steps(goal.indexed, {kind for kind, _ in slots}):
@@ -102,9 +102,10 @@ class Matcher:
                     if after is not None:
                         yield (dataclasses.replace(goal, indexed=indexed),), after.through(*nodes)
             case Factors():
-                for indexed, filled, nodes in self._ascent.factors(goal.indexed):
-                    after = self._solve(token, filled, goal, state)
-                    if after is not None:
+                for indexed, filled, nodes in self._ascent.factors(
+                    goal.indexed, len(token.factors) if token.slot is None else None
+                ):
+                    for after in self._solve(token, filled, goal, state):
                         yield (dataclasses.replace(goal, indexed=indexed),), after.through(*nodes)
             case _:
                 pass
@@ -121,11 +122,11 @@ class Matcher:
     def _same(self, known: Bound, indexed: IndexedValue) -> bool:
         if known.number is not None:
             number = self._facts.number(indexed.value)
-            return number is not None and math.isclose(number, known.number, rel_tol=TOLERANCE)
+            return number is not None and is_close(number, known.number, self._facts.dtype(indexed.value))
         if known.indexed is None:
             return False
-        one, other = self._ascent.stripped(known.indexed), self._ascent.stripped(indexed)
-        return one.value is other.value and refined(one.axes) == refined(other.axes)
+        pairs = (known.indexed, indexed), (self._ascent.stripped(known.indexed), self._ascent.stripped(indexed))
+        return any(one.value is other.value and refined(one.axes) == refined(other.axes) for one, other in pairs)
 
     def _fill(self, slots: tuple[Slot, ...], filled: FilledSlot, state: State) -> State | None:
         known = state.slots.get(slots)
@@ -155,8 +156,8 @@ class Matcher:
         array = constant_array(item) if isinstance(item, ir.Value) else None
         return item if array is None else (str(array.dtype), array.shape, array.tobytes())
 
-    def _solve(self, token: Factors, filled: FilledSlot, goal: Goal, state: State) -> State | None:
-        """Binds the operands of a product to numbers and values of the graph; the slot takes the rest. None if they differ."""
+    def _solve(self, token: Factors, filled: FilledSlot, goal: Goal, state: State) -> Iterator[State]:
+        """Binds the operands of a product to numbers and values of the graph, in each order; the slot takes the rest."""
         number, values = filled.number / token.coefficient, list(filled.values)
         open_factors: list[tuple[int, int]] = []
         for index, sign in token.factors:
@@ -170,9 +171,18 @@ class Matcher:
                     (at for at, (indexed, other) in enumerate(values) if other == sign and self._same(known, indexed)), None
                 )
                 if place is None:
-                    return None
+                    return
                 del values[place]
-        operands = dict(state.operands)
+        for order in itertools.permutations(values) if len(open_factors) > 1 else (values,):
+            after = self._solved(token, open_factors, FilledSlot(number=number, values=tuple(order)), goal, state)
+            if after is not None:
+                yield after
+
+    def _solved(
+        self, token: Factors, open_factors: Sequence[tuple[int, int]], filled: FilledSlot, goal: Goal, state: State
+    ) -> State | None:
+        """The open operands bound to the values in their order, then to the number; None if they do not fit."""
+        number, values, operands = filled.number, list(filled.values), dict(state.operands)
         for index, sign in open_factors:
             if values:
                 place = next((at for at, (_, other) in enumerate(values) if other == sign), None)
@@ -184,10 +194,9 @@ class Matcher:
                 number = 1.0
         state = dataclasses.replace(state, operands=operands)
         if token.slot is not None:
-            return self._fill(
-                (token.slot,), FilledSlot(number=number, values=tuple(values), row=goal.row, column=goal.column), state
-            )
-        return None if values or not math.isclose(number, 1.0, rel_tol=TOLERANCE) else state
+            filled = FilledSlot(number=number, values=tuple(values), row=goal.row, column=goal.column)
+            return self._fill((token.slot,), filled, state)
+        return None if values or not is_close(number, 1.0, self._facts.dtype(goal.indexed.value)) else state
 
     def _operators(self, branch: NetBranch, goal: Goal, state: State) -> Iterator[tuple[NetBranch, tuple[Goal, ...], State]]:
         """The operators of a branch that a value is computed by, after views, casts and guards."""

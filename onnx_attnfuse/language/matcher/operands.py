@@ -38,8 +38,10 @@ from onnx_attnfuse.language.matcher.discrimination_net import AnOp
 from onnx_attnfuse.language.matcher.match_state import FilledSlot, Goal, State
 from onnx_attnfuse.language.normal_form import COMMUTATIVE, REDUCTIONS
 
-TOLERANCE = 1e-5
+_TOLERANCE = 1e-5
 """How far a number in a graph may be from the one in a formula: exporters round to float32."""
+_COARSE: Mapping[ir.DataType | None, float] = {ir.DataType.FLOAT16: 1e-3, ir.DataType.BFLOAT16: 8e-3}
+"""The same in half precision, where two numbers may be rounded."""
 _REDUCING = frozenset(["ReduceMax", "ReduceMean", "ReduceSum"]) | REDUCTIONS
 _MAX_VIEW_CHAIN = 24
 _OF_KIND: Mapping[str, tuple[type, ...]] = {"scale": (Scaled, Negated), "mask": (Added, Replaced, Floored, Shifted)}
@@ -217,6 +219,11 @@ class OperandGoals:
             yield tuple(goals), after
 
 
+def is_close(number: float, wanted: float, dtype: ir.DataType | None = None) -> bool:
+    """Whether a number of a graph is one of a formula, as an element type holds it."""
+    return math.isclose(number, wanted, rel_tol=_COARSE.get(dtype, _TOLERANCE), abs_tol=1e-12)
+
+
 def factors_of(axes: Axes) -> Axis:
     """All factors of some axes, one axis after the other."""
     return tuple(leaf for axis in axes for leaf in leaves(axis))
@@ -232,7 +239,7 @@ def _end(contraction: Contraction, one: int, known: Mapping[str, Axis], wanted: 
 
 def _attribute_fits(actual: object, wanted: object) -> bool:
     if isinstance(wanted, float) and isinstance(actual, (int, float)):
-        return math.isclose(actual, wanted, rel_tol=TOLERANCE)
+        return is_close(actual, wanted)
     return actual == wanted
 
 
@@ -286,17 +293,23 @@ class Traversal:
                 found.append((lost, step, IndexedValue(step.scores, axes)))
         return [(step, inner) for lost, step, inner in sorted(found, key=lambda item: item[0]) if not lost]
 
-    def factors(self, indexed: IndexedValue) -> Iterator[tuple[IndexedValue, FilledSlot, tuple[ir.Node, ...]]]:
-        """Values before maximal runs of multiplications and divisions, with what they multiply by."""
+    def factors(self, indexed: IndexedValue, most: int | None) -> Iterator[tuple[IndexedValue, FilledSlot, tuple[ir.Node, ...]]]:
+        """Values before multiplications and divisions, with what they multiply by.
+
+        Args:
+            indexed: The value after them.
+            most: How many values to multiply by; None: before maximal runs alone, each value once.
+        """
         pending: list[tuple[IndexedValue, FilledSlot, tuple[ir.Node, ...]]] = [(indexed, FilledSlot(), ())]
-        seen: set[ir.Value] = set()
+        seen: set[tuple[ir.Value, FilledSlot | None]] = set()
         while pending:
             indexed, filled, nodes = pending.pop()
-            if indexed.value in seen:
+            key = indexed.value, None if most is None else filled
+            if key in seen or (most is not None and len(filled.values) > most):
                 continue
-            seen.add(indexed.value)
+            seen.add(key)
             further = self._before_factor(indexed, filled, nodes) if len(nodes) <= _MAX_VIEW_CHAIN else []
-            if not further:
+            if most is not None or not further:
                 yield indexed, filled, nodes
             pending += reversed(further)
 
@@ -317,15 +330,23 @@ class Traversal:
             if isinstance(step, Negated):
                 found.append((inner, dataclasses.replace(filled, number=-filled.number), (*nodes, node)))
             elif isinstance(step, Scaled):
-                found.append((inner, self._times(filled, step, indexed), (*nodes, node)))
+                found += [(inner, times, (*nodes, node, *more)) for times, more in self._times(filled, step, indexed)]
         return found
 
-    def _times(self, filled: FilledSlot, step: Scaled, indexed: IndexedValue) -> FilledSlot:
+    def _times(self, filled: FilledSlot, step: Scaled, indexed: IndexedValue) -> Iterator[tuple[FilledSlot, tuple[ir.Node, ...]]]:
+        """What is multiplied by after one more factor, which may be a multiple of another value itself."""
         number, sign = self._facts.number(step.operand), -1 if step.divide else 1
         if number:
-            return dataclasses.replace(filled, number=filled.number * number**sign)
-        axes = aligned(step.operand, indexed.axes, self._facts) or ()
-        return dataclasses.replace(filled, values=(*filled.values, (IndexedValue(step.operand, axes), sign)))
+            yield dataclasses.replace(filled, number=filled.number * number**sign), ()
+            return
+        operand = IndexedValue(step.operand, aligned(step.operand, indexed.axes, self._facts) or ())
+        yield dataclasses.replace(filled, values=(*filled.values, (operand, sign))), ()
+        node = step.operand.producer()
+        for inner, before in () if node is None else self._read(node, operand):
+            number = self._facts.number(inner.operand) if isinstance(inner, Scaled) else None
+            if node is not None and isinstance(inner, Scaled) and number:
+                times = filled.number * number ** (-sign if inner.divide else sign)
+                yield FilledSlot(number=times, values=(*filled.values, (before, sign))), (node,)
 
     def opened(
         self, indexed: IndexedValue, *, guarded: bool
