@@ -40,7 +40,7 @@ Progress = Callable[[str, int, int], None]
 """Called as `progress(step, done, total)` when a step begins, `total` 1, and while one of several parts goes on."""
 PaddingPolicy = Literal["auto", "exact", "guarded", "assume-right", "assume-none"]
 """Treatment of forms of a mask that are exact for some batches only."""
-CachePolicy = Literal["as-is", "shared"]
+CachePolicy = Literal["as-is", "shared", "paged"]
 """Treatment of the keys and values of earlier positions."""
 CacheType = Literal["same", "int8", "int4", "float8"]
 """The type in which a shared cache keeps keys and values."""
@@ -82,7 +82,8 @@ class Options(Choices):
     is on the right. `assume-none`: no padding; with a cache, batches of several entries append one token at a time."""
     cache: CachePolicy = "as-is"
     """What to do with a decoder's KV cache. `as-is`: keep a growing past. `shared`: one preallocated buffer for past and
-    present, as onnxruntime-genai uses it."""
+    present, as onnxruntime-genai uses it. `paged`: pages of fixed size, with the tokens of many requests in one axis, as
+    its Engine uses them."""
     kv_cache: CacheType = "same"
     """Element type of a shared cache. `same`: the model's type. The others take less memory and change results; the
     report gives the measured difference."""

@@ -34,7 +34,7 @@ def folder_of_model(arguments: Sequence[pathlib.Path], output: pathlib.Path | No
 
 def config_of(folder: pathlib.Path | None, cache: str) -> Mapping[str, Any] | None:
     """The Hugging Face config in the folder of a decoder whose cache is to be shared; None where it says nothing of use."""
-    if folder is None or cache != "shared" or not (folder / _CONFIG).is_file():
+    if folder is None or cache == "as-is" or not (folder / _CONFIG).is_file():
         return None
     from onnx_attnfuse.errors import OptionError
     from onnx_attnfuse.serving.hugging_face import read_config

@@ -24,9 +24,9 @@ def hf_config(path: pathlib.Path | None, cache: str, *, several: bool) -> Mappin
     """
     if path is None:
         return None
-    if cache != "shared":
+    if cache == "as-is":
         raise click.UsageError(
-            f"--hf-config is for genai_config.json, which goes with --cache shared; add that, or leave out {path}"
+            f"--hf-config is for genai_config.json, which goes with --cache shared or paged; add one, or leave out {path}"
         )
     if several:
         raise click.UsageError("--hf-config is of one model, and there are several; give one model")
@@ -52,7 +52,7 @@ def check(out: pathlib.Path | None, cache: str) -> None:
     Raises:
         OptionError: It is another's.
     """
-    if out is not None and cache == "shared":
+    if out is not None and cache != "as-is":
         from onnx_attnfuse.serving.genai_config import check_free
 
         check_free(out.parent)

@@ -140,8 +140,8 @@ def _streamed(models: Sequence[pathlib.Path], wanted: _Wanted, chosen: Mapping[s
         raise click.UsageError("- is one model, and there are several; give one model")
     if wanted.format != "text":
         raise click.UsageError("--format needs files; give files instead of -")
-    if wanted.certify or wanted.require_proof or chosen["cache"] == "shared":
-        raise click.UsageError("proofs and --cache shared write files next to the model; give files instead of -")
+    if wanted.certify or wanted.require_proof or chosen["cache"] != "as-is":
+        raise click.UsageError("proofs and --cache write files next to the model; give files instead of -")
     if wanted.output is None and not wanted.dry_run:
         raise click.UsageError("a model from standard input has no name; give the result's with -o, which may be -")
     with piped(models[0], None if wanted.dry_run else wanted.output) as (model, out):

@@ -63,18 +63,20 @@ def _check_cache(options: Options) -> None:
     """
     if options.cache not in get_args(CachePolicy):
         raise OptionError(f"cache is {options.cache!r}; choose {' or '.join(get_args(CachePolicy))}")
-    if options.cache != "shared":
-        for name in ("context_length", "past_length"):
-            if getattr(options, name) not in (None, False):
-                raise OptionError(f"{name} needs a cache in one buffer; choose cache 'shared', or leave it out")
+    if options.context_length is not None and options.cache == "as-is":
+        raise OptionError("context_length needs a cache in one buffer; choose cache 'shared' or 'paged'")
+    if options.past_length and options.cache != "shared":
+        raise OptionError("past_length needs a cache in one buffer; choose cache 'shared', or leave it out")
+    if options.cuda_graph and options.cache == "paged":
+        raise OptionError("cuda_graph wants sizes that are numbers, and a step of pages has any; leave one of them out")
     if options.past_length and (options.cuda_graph or options.kv_cache != "same"):
         raise OptionError("past_length cannot be combined with cuda_graph or kv_cache, which want a mask; leave it or them out")
     if options.context_length is not None and options.context_length < 1:
         raise OptionError(f"context_length is {options.context_length}; choose a number from 1 on")
-    if options.cache == "shared" and not resolve(options.ep, options.arch).provider.shares_cache:
+    if options.cache != "as-is" and not resolve(options.ep, options.arch).provider.shares_cache:
         others = " or ".join(item.name for item in providers.every() if item.shares_cache)
         known = f"GroupQueryAttention is not known to read a length for each entry on {options.ep}"
-        raise OptionError(f"cache is 'shared', and {known}; choose --ep {others} with it")
+        raise OptionError(f"cache is {options.cache!r}, and {known}; choose --ep {others} with it")
 
 
 def decompose_cached(run: Run) -> int:
@@ -82,7 +84,7 @@ def decompose_cached(run: Run) -> int:
 
     GroupQueryAttention stays: its past may be a buffer already.
     """
-    if run.options.cache != "shared" or run.tried is not None:
+    if run.options.cache == "as-is" or run.tried is not None:
         return 0
     scope, model = next(iter(scopes(run.model))), run.model
     found = [node for node in scope.graph if is_attention(node) and node.op_type != group_query_attention.INFO.name]
@@ -95,7 +97,7 @@ def decompose_cached(run: Run) -> int:
 
 def take_with_past(run: Run) -> int:
     """Takes, of two merged decoders, the one with a past alone."""
-    found = with_past(run.model) if run.options.cache == "shared" and run.tried is None else None
+    found = with_past(run.model) if run.options.cache != "as-is" and run.tried is None else None
     if found is None:
         return 0
     run.model, run.merged = found
@@ -104,7 +106,7 @@ def take_with_past(run: Run) -> int:
 
 def lay_out(run: Run) -> int:
     """Takes the model with caches that lie as a buffer does, where its own lie otherwise."""
-    if run.options.cache != "shared" or run.tried is not None or run.merged is not None:
+    if run.options.cache == "as-is" or run.tried is not None or run.merged is not None:
         return 0
     from onnx_attnfuse.fusion.shared_cache.laid_out import laid_out
 
@@ -115,10 +117,24 @@ def lay_out(run: Run) -> int:
     return 1
 
 
+def take_one_entry(run: Run) -> int:
+    """Takes the model for a batch of one entry where its cache is to be in pages: the tokens of many requests are one axis."""
+    if run.options.cache != "paged" or run.tried is not None:
+        return 0
+    from onnx_attnfuse.fusion.shared_cache.paged import one_entry
+
+    run.model = one_entry(run.model)
+    return 1
+
+
 def share_cache(graph: PassContext) -> int:
     """Makes the cache of a decoder one buffer, where that is asked for; its attentions are done with then."""
     run = graph.run
     if run.options.cache == "as-is":
+        return 0
+    is_paged = run.options.cache == "paged"
+    if is_paged and run.tried is not None:  # with any batch, of which one entry alone could be in pages
+        graph.shared = run.tried.shared
         return 0
     from onnx_attnfuse.fusion.shared_cache.share import Sharing
 
@@ -126,7 +142,7 @@ def share_cache(graph: PassContext) -> int:
     length, is_quantised = run.options.context_length, run.options.kv_cache != "same"
     runtimes = [item for item in (run.runtime, runtime_version(None, providers.provider("cpu"))) if item]
     oldest = min(runtimes, default=None)
-    found = Sharing(fuser.graph, fuser.context, run.plan_context, run.merged, length, is_quantised, oldest).share(
+    found = Sharing(fuser.graph, fuser.context, run.plan_context, run.merged, length, is_quantised, is_paged, oldest).share(
         graph.candidates
     )
     run.notes += [] if found.note is None else [found.note]
@@ -332,7 +348,7 @@ def sized(decoder: ServedDecoder, model: ir.Model) -> ServedDecoder:
 
 def fix_sizes(run: Run) -> int:
     """Fixes sizes where that is asked for; a shared cache gets dimensions of its own, so that its sizes are fixed later."""
-    if run.options.cache == "shared":
+    if run.options.cache != "as-is":
         return 0
     run.notes += _untaken(run.model, run.options)
     if not fixes(run.model, run.options):

@@ -164,6 +164,7 @@ PASSES: tuple[Pass, ...] = (
     ModelPass("decomposing operators with a past", model_passes.decompose_cached, must_succeed=True),
     ModelPass("taking the decoder with a past of two", model_passes.take_with_past),
     ModelPass(LAYING_OUT, model_passes.lay_out),
+    ModelPass("taking one entry of a batch", model_passes.take_one_entry),
     Pass("decomposing operators of other providers", passes.decompose_foreign, _REWRITE),
     Pass("removing no-op nodes", passes.drop_needless, _FIND),
     Pass("applying patterns", passes.apply_patterns, "apply patterns"),

@@ -6,6 +6,8 @@ import dataclasses
 import re
 from collections.abc import Sequence
 
+from onnx_attnfuse.verify.decoder_feeds import Pages
+
 
 @dataclasses.dataclass(frozen=True)
 class StepSizes:
@@ -73,6 +75,8 @@ class ServedDecoder:
     """The inputs (b, heads, keys, values) with states of recurrences, likewise."""
     takes_chunks: bool = False
     """Whether a batch of several entries takes several new tokens of each on top of a cache."""
+    pages: Pages | None = None
+    """The inputs that tell requests apart where the cache is in pages and tokens have one axis; None: it is one buffer."""
     sizes: StepSizes | None = None
     """The sizes, where all of them are numbers; None: some are chosen when the model runs."""
 

@@ -21,12 +21,15 @@ from onnx_attnfuse.graph.staging import staged
 from onnx_attnfuse.kernels import providers
 from onnx_attnfuse.kernels.ort_settings import Session
 from onnx_attnfuse.serving.decoder import ServedDecoder, StepSizes, template
+from onnx_attnfuse.verify.decoder_feeds import Pages
 
 FILE = "genai_config.json"
 ENCODER = "encoder.onnx"
 """The file of the encoder beside a decoder that reads what it made."""
 CONTEXT_LENGTH = 2048
 """The most positions where neither the model nor a config says how many there are."""
+_PAGE, _REQUESTS = 256, 16
+"""Positions of a page, and requests that run at once; a caller may edit both."""
 _OURS = "onnx-attnfuse"
 """The log id of sessions, by which a config is known to be ours; the format takes no names of others."""
 _CAPTURED = {"enable_cuda_graph": "1"}
@@ -66,6 +69,7 @@ def genai_config(
         "past_key_names": names[0],
         "past_value_names": names[1],
         "past_sequence_length": decoder.past_length,
+        **({} if decoder.pages is None else _paged_inputs(decoder.pages)),
     }
     if decoder.cross_keys:
         inputs |= {"cross_past_key_names": names[4], "cross_past_value_names": names[5]}
@@ -98,10 +102,26 @@ def genai_config(
             "do_sample": False,
             "max_length": facts.context_length if sizes is None else sizes.max_length,
             "num_beams": 1,
-            "past_present_share_buffer": True,
+            **_given({"past_present_share_buffer": True if decoder.pages is None else None}),
             **_given({"chunk_size": decoder.new_tokens if sizes is None else sizes.new}),
         },
+        **({} if decoder.pages is None else _engine(facts.context_length, is_on_host=ep == "cpu")),
     }
+
+
+def _paged_inputs(pages: Pages) -> dict[str, str]:
+    return {
+        "cumulative_sequence_lengths": pages.cumulative_lengths,
+        "past_sequence_lengths": pages.past_lengths,
+        "block_table": pages.block_table,
+    }
+
+
+def _engine(context_length: int, *, is_on_host: bool) -> dict[str, Any]:
+    """The settings of the Engine; on a GPU it takes as many pages as there is memory for."""
+    pages = _REQUESTS * -(-min(context_length, CONTEXT_LENGTH) // _PAGE)
+    batching = {"block_size": _PAGE, "max_batch_size": _REQUESTS, **({"num_blocks": pages} if is_on_host else {})}
+    return {"engine": {"dynamic_batching": batching}}
 
 
 def _type(decoder: ServedDecoder) -> str:

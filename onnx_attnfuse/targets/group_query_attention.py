@@ -141,6 +141,8 @@ class Buffered:
     """The order of a bias."""
     counts: ir.Value | None = None
     """How many rows are new in each entry, (b) int32; None: on top of cached ones several are taken for one entry only."""
+    rotates: bool = True
+    """The operator may rotate queries and keys itself."""
     holds_new: tuple[ir.Value, ir.Value] | None = None
     """The buffer where it holds the new keys and values already; None: the operator appends them."""
 
@@ -221,7 +223,8 @@ def emit(
     each = context.device.provider.rotates_each_token
     absorbs = functools.partial(absorbs_rotary, batch=axes.b, each=each, in_order=buffered is None or not buffered.is_rearranged)
     holding = None if buffered is None else buffered.holds_new
-    operands = grouped(builder, spec, Rows(None), cached=encoding.cached, absorbs=absorbs if holding is None else None)
+    inside = holding is None and (buffered is None or buffered.rotates)
+    operands = grouped(builder, spec, Rows(None), cached=encoding.cached, absorbs=absorbs if inside else None)
     last, total = _lengths(builder, length(axes.b), length(axes.j)) if buffered is None else (buffered.last, buffered.total)
     window = window_of(spec, meaning)
     assert window is not None

@@ -57,6 +57,18 @@ class DecoderBranch:
 
 
 @dataclasses.dataclass(frozen=True)
+class Pages:
+    """The inputs of a decoder with a cache in pages that tell requests apart, int32."""
+
+    cumulative_lengths: str
+    """(b + 1): where the new tokens of each request begin, and where the last end."""
+    past_lengths: str
+    """(b): the cached positions of each request."""
+    block_table: str
+    """(b, most blocks): the pages of each request in the order of positions; -1 where there are no more."""
+
+
+@dataclasses.dataclass(frozen=True)
 class Loop:
     """How a decoder is run in a loop: names of inputs and outputs, where they differ first those of the source."""
 
@@ -87,6 +99,8 @@ class Loop:
     """The source's own buffer; None: its past grows."""
     branch: DecoderBranch | None = None
     """The source's input that selects its branch for a prompt; None: it has one graph for all."""
+    pages: Pages | None = None
+    """The result's inputs where its cache is in pages; None: it is one buffer."""
 
 
 @dataclasses.dataclass(frozen=True)

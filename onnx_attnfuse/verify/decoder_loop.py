@@ -12,7 +12,8 @@ from __future__ import annotations
 import itertools
 import pathlib
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -45,6 +46,10 @@ def check_decoder(before: ir.Model, after: ir.Model, loop: Loop, operators: Oper
     if not available():
         return undecided("onnxruntime is not installed")
     after = in_front(after) if loop.rotates_each_token else after
+    if loop.pages is not None:
+        from onnx_attnfuse.verify.paged_loop import decomposed
+
+        after = decomposed(after)
     if not is_half(before):
         return by_this_runtime(_judged(before, after, loop, operators))
     wide = undecided("it has too many weights to run it in float32")
@@ -65,10 +70,18 @@ def _judged(before: ir.Model, after: ir.Model, loop: Loop, operators: Operators)
             result = Decoder(after, loop, 1, pathlib.Path(folder, "after.onnx"), operators)
         except RuntimeRefusal as refusal:
             return Verdict(False, 0.0, 0, f"with a buffer the model does not load: {refusal}")
-        return _Judge(before, source, result, loop).verdict()
+        return _judge_of(loop)(before, source, result, loop).verdict()
 
 
-class _Judge:
+def _judge_of(loop: Loop) -> type[Judge]:
+    if loop.pages is None:
+        return Judge
+    from onnx_attnfuse.verify.paged_loop import PagedJudge
+
+    return PagedJudge
+
+
+class Judge:
     """Two decoders, and their inputs."""
 
     def __init__(self, before: ir.Model, source: Decoder, result: Decoder, loop: Loop) -> None:
@@ -79,6 +92,7 @@ class _Judge:
         self._tolerance = _TOLERANCES.get(str(dtype), min(_TOLERANCES.values()))
 
     def verdict(self) -> Verdict:
+        """Whether both give the same in all loops."""
         largest, count, refused = 0.0, 0, ""
         for warm in (False, True):
             if warm and count and self._feeds.is_large:
@@ -86,7 +100,7 @@ class _Judge:
             for case in self._cases(warm=warm):
                 try:
                     error, detail = self._run(case)
-                except _SourceRefusal as refusal:
+                except SourceRefusal as refusal:
                     refused = str(refusal)
                     continue
                 except RuntimeRefusal as refusal:
@@ -98,7 +112,7 @@ class _Judge:
             return undecided(f"the original does not run: {refused or 'no sizes fit its inputs'}")
         return Verdict(True, largest, count, f"equal in {count} loops")
 
-    def _cases(self, *, warm: bool) -> Iterator[DecoderRun]:
+    def _cases(self, *, warm: bool) -> Iterator[Any]:
         """Loops that the sizes of the source allow; on top of a past several entries get several tokens each where they may."""
         fixed_batch, fixed_new = self._feeds.batch, self._feeds.new
         batches = [fixed_batch] if isinstance(fixed_batch, int) else [1, 3]
@@ -141,7 +155,7 @@ class _Judge:
         if self._loop.is_padded and self._loop.any_padding and not self._loop.only_ends:
             yield "holes"
 
-    def _run(self, case: DecoderRun) -> tuple[float, str]:
+    def _run(self, case: Any) -> tuple[float, str]:
         """The largest error of one loop, and where both differ beyond the tolerance."""
         loop, past = self._loop, _WARM if case.warm else 0
         keep = self._kept(case, past)
@@ -154,10 +168,7 @@ class _Judge:
                 continue
             now = keep[:, : seen + new]
             fed = self._feeds.step(now, new, self._rng)
-            try:
-                old = self._source.step(fed | self._inputs(now, new, self._source.cache[0].shape[2]))
-            except RuntimeRefusal as refusal:
-                raise _SourceRefusal(str(refusal)) from refusal
+            old = self._of_source(fed, now, new)
             if case.at_beginning:
                 fed[loop.mask] = np.pad(fed[loop.mask], ((0, 0), (0, self._result.cache[0].shape[2] - now.shape[1])))
             got = self._result.step(fed)
@@ -173,6 +184,17 @@ class _Judge:
         """Leaves the source so many positions; those of a buffer are written anew."""
         if self._loop.filled is None:
             self._source.cache = [array[:, :, :seen] for array in self._source.cache]
+
+    def _of_source(self, fed: Mapping[str, Array], now: Array, new: int) -> dict[str, Array]:
+        """The outputs of one step of the source.
+
+        Raises:
+            SourceRefusal: It does not run with sizes that were tried.
+        """
+        try:
+            return self._source.step({**fed, **self._inputs(now, new, self._source.cache[0].shape[2])})
+        except RuntimeRefusal as refusal:
+            raise SourceRefusal(str(refusal)) from refusal
 
     def _inputs(self, now: Array, new: int, length: int) -> dict[str, Array]:
         """Further inputs of a source: its branch; with a buffer of its own where new keys go, and a mask as long as that."""
@@ -248,7 +270,7 @@ def _span(steps: Sequence[int]) -> int:
     return max(itertools.accumulate(steps))
 
 
-class _SourceRefusal(Exception):
+class SourceRefusal(Exception):
     """The source does not run with sizes that were tried."""
 
 

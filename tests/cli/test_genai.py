@@ -192,7 +192,7 @@ def test_models_of_one_run_have_no_config_as_they_would_share_it(model: pathlib.
             "eos_token_id of the Hugging Face config is 99 and the model has 99 tokens",
         ),
         ('{"eos_token_id": 1, "vocab_size": 98}', ("--cache", "shared"), "vocabulary of 98 and the model one of 99"),
-        ('{"eos_token_id": 1}', (), "goes with --cache shared; add that"),
+        ('{"eos_token_id": 1}', (), "goes with --cache shared or paged; add one"),
         ('{"eos_token_id": 1}', ("--cache", "shared", "model.onnx"), "of one model, and there are several; give one model"),
     ],
     ids=["says nothing", "broken", "of another model", "of another vocabulary", "for nothing", "for several"],

@@ -210,7 +210,10 @@ def test_an_operator_that_stays_is_not_the_one_asked_for(
             ["optimize", "model.onnx", "--padding", "left"],
             "'left' is not one of 'auto', 'exact', 'guarded', 'assume-right', 'assume-none'.",
         ),
-        (["optimize", "model.onnx", "--cache", "share"], "'share' is not one of 'as-is', 'shared'; did you mean 'shared'?"),
+        (
+            ["optimize", "model.onnx", "--cache", "share"],
+            "'share' is not one of 'as-is', 'shared', 'paged'; did you mean 'shared'?",
+        ),
         (["optimize", "model.onnx", "--target", "SDPA"], "Invalid value for '--target': 'SDPA' is not one of 'auto', "),
         (["optimize", "model.onnx", "--dim", "b=none"], "Invalid value for '--dim': 'b=none' is not NAME=N with N from 1 on"),
         (["explain", "model.onnx", "--dim", "4"], "Invalid value for '--dim': '4' is not NAME=N with N from 1 on"),

@@ -17,7 +17,8 @@ import onnx_ir as ir
 from onnx_attnfuse.attention.match.candidates import Candidate
 from onnx_attnfuse.graph.constants import all_nodes, is_standard, subgraphs
 from onnx_attnfuse.graph.facts import Facts
-from onnx_attnfuse.graph.ops import RESHAPES
+from onnx_attnfuse.graph.ops import RESHAPES, is_attention
+from onnx_attnfuse.graph.uses import label
 from onnx_attnfuse.reasons import Reason
 from onnx_attnfuse.report.model import SiteReport
 from onnx_attnfuse.serving.decoder import ServedDecoder
@@ -29,6 +30,8 @@ LENGTH, TOTAL = "max_sequence_length", "total_sequence_length"
 """The names of the buffer's length, and of that of an added mask."""
 POSITIONS = 2
 """The axis of positions in a cache, (b, heads, positions, channels)."""
+_PARTS = 2
+_NONE = "no attention takes past keys and values as inputs and returns them as outputs"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -162,3 +165,26 @@ class SharedCache:
             for site, reason in zip(others, reasons, strict=True)
         ]
         return [*(self.sites[item.node] for item in self.candidates), *others_reported]
+
+
+def why_no_cache(graph: ir.Graph) -> str:
+    """Why no cache of a graph can be a buffer, as far as that is known."""
+    for node in graph:
+        inner = (item for branch in subgraphs(node) for item in branch.all_nodes())
+        if is_standard(node, "If") and any(is_attention(item) or is_standard(item, "Softmax") for item in inner):
+            where = f"the cache is as it was: attentions are in branches of '{label(node)}'"
+            return f"{where}, as where decoders with and without a past are merged; export only the one with a past"
+    if any(map(is_attention, graph)):
+        return f"{_NONE}; some are operators already, start from the model as it was exported"
+    if (latent := next(filter(None, map(_appended, graph)), None)) is not None:
+        what = f"'{latent.name}' is appended to, and keys and values are computed from all of it, as from latents (MLA)"
+        return f"{_NONE}: {what}"
+    return f"{_NONE}; export the decoder with its past"
+
+
+def _appended(node: ir.Node) -> ir.Value | None:
+    """The input that a node appends to, for an output; None where it does not."""
+    past = node.inputs[0] if is_standard(node, "Concat") and len(node.inputs) == _PARTS else None
+    if past is None or not past.is_graph_input() or past.const_value is not None or not node.outputs[0].is_graph_output():
+        return None
+    return past if past.dtype is not None and past.dtype.is_floating_point() else None

@@ -206,8 +206,11 @@ def added_mask(graph: ir.Graph, builder: Builder, site: CachedSite) -> ir.Value:
     return value
 
 
-def finish_interface(builder: Builder, attended: Sequence[Attended], states: States) -> None:
-    """Names the parts of the buffer by layer, beside states with the source's numbers, and gives them its length."""
+def finish_interface(builder: Builder, attended: Sequence[Attended], states: States, *, is_paged: bool) -> None:
+    """Names the parts of the buffer by layer, beside states with the source's numbers, and gives them its length.
+
+    Pages have a shape by then.
+    """
     attended = [item for item in attended if item.site.leader is None]
     has_states = states.convolutions or states.recurrences
     numbers = template([item.site.past[0].name or "" for item in attended])[1] if has_states else ()
@@ -220,7 +223,7 @@ def finish_interface(builder: Builder, attended: Sequence[Attended], states: Sta
     builder.names.difference_update(value.name or "" for value, _ in parts)
     for value, name in parts:
         value.name = builder.name(name)
-    for item in attended:
+    for item in () if is_paged else attended:
         for past, present in zip(item.site.past, item.present, strict=True):
             dims = [LENGTH if axis == POSITIONS else dim for axis, dim in enumerate(past.shape or ())]
             past.shape, present.shape = ir.Shape(dims), ir.Shape(dims)

@@ -21,13 +21,14 @@ from onnx_attnfuse.attention.masks.assumed import assumed_by
 from onnx_attnfuse.attention.masks.classify import understand
 from onnx_attnfuse.attention.match.candidates import Candidate
 from onnx_attnfuse.attention.spec import AttentionSpec
+from onnx_attnfuse.bodies.paged_attention import put_in_place
 from onnx_attnfuse.containment import Subject, contained
 from onnx_attnfuse.fusion.commit import check_lengths
 from onnx_attnfuse.fusion.packing.tokens import Tokens
 from onnx_attnfuse.fusion.plan import PlanContext, params_of
 from onnx_attnfuse.fusion.report_site import kernel_of_forecast, unfused
 from onnx_attnfuse.fusion.shared_cache.compaction import Compaction, buffer_order, new_order
-from onnx_attnfuse.fusion.shared_cache.decoder import Merged, SharedCache
+from onnx_attnfuse.fusion.shared_cache.decoder import Merged, SharedCache, why_no_cache
 from onnx_attnfuse.fusion.shared_cache.interface import added_mask, encoded, finish_interface, read_interface, served
 from onnx_attnfuse.fusion.shared_cache.lengths import (
     Lengths,
@@ -39,6 +40,7 @@ from onnx_attnfuse.fusion.shared_cache.lengths import (
     read_lengths,
     source_of,
 )
+from onnx_attnfuse.fusion.shared_cache.paged import in_pages, pack
 from onnx_attnfuse.fusion.shared_cache.positions import PositionTables, counted
 from onnx_attnfuse.fusion.shared_cache.sites import (
     Attended,
@@ -53,9 +55,7 @@ from onnx_attnfuse.fusion.shared_cache.sites import (
 )
 from onnx_attnfuse.fusion.shared_cache.static import is_static, read_static
 from onnx_attnfuse.graph.build import Builder
-from onnx_attnfuse.graph.constants import is_standard, subgraphs
 from onnx_attnfuse.graph.edit import Snapshot
-from onnx_attnfuse.graph.ops import is_attention
 from onnx_attnfuse.graph.order import NodeOrder
 from onnx_attnfuse.graph.sizes import resolved
 from onnx_attnfuse.graph.uses import label
@@ -77,32 +77,6 @@ from onnx_attnfuse.verify.verdict import Verified
 
 _TARGET = next(item for item in TARGETS if item.INFO.key == target.INFO.key)
 _SHARING = Subject("sharing the buffer of the cache")
-_PARTS = 2
-_NONE = "no attention takes past keys and values as inputs and returns them as outputs"
-"""The past, and the appended values."""
-
-
-def _no_cache(graph: ir.Graph) -> str:
-    """Why no cache of a graph can be a buffer, as far as that is known."""
-    for node in graph:
-        inner = (item for branch in subgraphs(node) for item in branch.all_nodes())
-        if is_standard(node, "If") and any(is_attention(item) or is_standard(item, "Softmax") for item in inner):
-            where = f"the cache is as it was: attentions are in branches of '{label(node)}'"
-            return f"{where}, as where decoders with and without a past are merged; export only the one with a past"
-    if any(map(is_attention, graph)):
-        return f"{_NONE}; some are operators already, start from the model as it was exported"
-    if (latent := next(filter(None, map(_appended, graph)), None)) is not None:
-        what = f"'{latent.name}' is appended to, and keys and values are computed from all of it, as from latents (MLA)"
-        return f"{_NONE}: {what}"
-    return f"{_NONE}; export the decoder with its past"
-
-
-def _appended(node: ir.Node) -> ir.Value | None:
-    """The input that a node appends to, for an output; None where it does not."""
-    past = node.inputs[0] if is_standard(node, "Concat") and len(node.inputs) == _PARTS else None
-    if past is None or not past.is_graph_input() or past.const_value is not None or not node.outputs[0].is_graph_output():
-        return None
-    return past if past.dtype is not None and past.dtype.is_floating_point() else None
 
 
 def _left(reasons: Mapping[ir.Node, Reason]) -> SharedCache:
@@ -126,6 +100,8 @@ class Sharing:
     """How many positions there will be at most, where a caller says so."""
     is_quantised: bool
     """Whether the cache is to be quantised afterwards."""
+    is_paged: bool
+    """Whether the cache is to be in pages, for the tokens of many requests."""
     runtime: tuple[int, int] | None
     """The older of the ONNX Runtimes that the model will run on and is judged by; None: the newest."""
     reports: dict[ir.Node, SiteReport] = dataclasses.field(default_factory=dict["ir.Node", SiteReport])
@@ -152,7 +128,7 @@ class Sharing:
             return SharedCache()
         cached = [item for item in candidates if item.spec is not None and (item.spec.cache is not None or is_static(item.spec))]
         if not cached:
-            return SharedCache(note=_no_cache(scope.graph))
+            return SharedCache(note=why_no_cache(scope.graph))
         sites, reasons = self._read(cached)
         if reasons:
             return _left(reasons)
@@ -185,7 +161,8 @@ class Sharing:
         if reasons:
             return sites, reasons
         try:
-            sites = with_leaders(sites, may_follow=self._is_from(self._support.reads_without_new_keys_from))
+            may_follow = not self.is_paged and self._is_from(self._support.reads_without_new_keys_from)
+            sites = with_leaders(sites, may_follow=may_follow)
             check_together(sites, self.graph.scope.facts)
             self._check_assumed(sites)
         except Refused as refused:
@@ -205,6 +182,8 @@ class Sharing:
         self.reports[candidate.node] = found
         read = read_site if spec.cache is not None else read_static
         site = read(candidate.node, spec, meaning, self.context)
+        if self.is_paged and meaning.biases:
+            raise Refused("mask-form", "attention to pages takes no bias, only a causal triangle and a window", spec.name)
         if is_fitted(site, graph.scope.facts):
             self.reports[candidate.node] = dataclasses.replace(found, assumptions=named_in_order(*found.assumptions, "masks-fit"))
         return site
@@ -224,7 +203,7 @@ class Sharing:
             raise Refused("padding-kept", "a window counts padding between tokens, which is not assumed to be at the ends")
 
     def _is_padded(self, sites: Sequence[CachedSite]) -> bool:
-        return sites[0].mask is not None and self.plan_context.padding != "assume-none"
+        return sites[0].mask is not None and self.plan_context.padding != "assume-none" and not self.is_paged
 
     def _shared(self, sites: Sequence[CachedSite], crossed: Sequence[tuple[ir.Value, ir.Value]]) -> SharedCache:
         """Builds the buffer, and has the whole model judged.
@@ -243,19 +222,25 @@ class Sharing:
         pasts, presents = ([value.name or "" for site in own for value in getattr(site, part)] for part in ("past", "present"))
         outputs = [value.name or "" for value in graph.model.graph.outputs if value.name not in presents]
         filled = source_of(sites[0], graph.scope.facts)
+        positions = None if interface.positions is None else interface.positions.name
         with graph.rewrite(next(iter(graph.model.graph)), _SHARING, graph.scope.path) as edit:
             mask = sites[0].mask or added_mask(graph.model.graph, self.context.builder, sites[0])
             lengths, attended = self._attended(sites, mask, edit)
-            finish_interface(self.context.builder, attended, interface.states)
+            pages = None
+            if self.is_paged:
+                attended, interface, pages = pack(graph.model.graph, self.context.builder, attended, interface, mask)
+            finish_interface(self.context.builder, attended, interface.states, is_paged=self.is_paged)
             decoder = served(graph.model.graph, interface, mask, attended, lengths, crossed)
+            if pages is not None:
+                decoder = in_pages(decoder, pages)
             bounds = [item for item in (decoder.context_length, self.context_length) if item is not None]
             decoder = dataclasses.replace(decoder, context_length=min(bounds, default=None))
             loop = Loop(
                 tokens=decoder.input_ids or decoder.inputs_embeds or "",
-                mask=decoder.attention_mask,
+                mask=mask.name or "",
                 ends_anywhere=decoder.mask_ends_anywhere,
                 is_padded=self._is_padded(sites),
-                positions=decoder.position_ids,
+                positions=positions,
                 pasts=_renamed(pasts, decoder.past_keys, decoder.past_values),
                 presents=_renamed(presents, decoder.present_keys, decoder.present_values),
                 outputs=tuple(outputs),
@@ -265,10 +250,14 @@ class Sharing:
                 takes_chunks=decoder.takes_chunks,
                 rotates_each_token=self.plan_context.device.provider.rotates_each_token,
                 filled=filled,
+                pages=decoder.pages,
             )
+            reports = {item.site.node: self._report(item, sites) for item in attended}
+            for item in attended if self.is_paged and not self._runs_pages(sites[0]) else ():
+                put_in_place(self.context.builder, item.node)
             check = self._check(before, loop)
             verified = check()
-            reports = {item.site.node: self._report(item, sites, verified) for item in attended}
+            reports = {node: dataclasses.replace(report, verified=verified) for node, report in reports.items()}
             note = _note(decoder, sites[0], rearranged=self._may_rearrange(sites))
             if not decoder.takes_chunks and self._has_chunks(sites):
                 note += "; a batch of several entries takes one new token of each at a time"
@@ -302,10 +291,12 @@ class Sharing:
         is_biased = self._is_padded(sites) and any(site.meaning.biases for site in sites)
         columns = buffer_order(builder, lengths.earlier, lengths.new) if is_biased else None
         places = Places(None if compaction is None or columns is None else compaction.order.front, columns)
-        buffered = target.Buffered(lengths.last, lengths.total, lengths.rows, is_rearranged, places, lengths.counts)
+        buffered = target.Buffered(
+            lengths.last, lengths.total, lengths.rows, is_rearranged, places, lengths.counts, rotates=not self.is_paged
+        )
         order = NodeOrder(graph)
         has_tables = "position-tables" in provider.pays and "indices-in-range" in builder.facts.assumed.names
-        tables = PositionTables(builder) if has_tables and self.context_length is not None else None
+        tables = PositionTables(builder) if has_tables and self.context_length is not None and not self.is_paged else None
         found: dict[ir.Node, Attended] = {}
         for site in sites:
             leader = None if site.leader is None else found[site.leader]
@@ -314,7 +305,7 @@ class Sharing:
         for item in attended:
             give_out(item, builder)
         finish_source(graph, builder, sites, mask)
-        if target.takes_in_norms(self.context) and not self.is_quantised:  # both together are not shown to be right
+        if target.takes_in_norms(self.context) and not (self.is_quantised or self.is_paged):  # not shown to be right together
             for item in attended:
                 take_in_norms(item.node, builder)
         if target.merges_projections(self.context):
@@ -355,7 +346,11 @@ class Sharing:
         tokens = Tokens(builder.facts, length(axes.b), length(axes.i), builder.opset)
         return Compaction(builder, tokens, new_order(builder, lengths.new, on_host=self._on_host))
 
-    def _report(self, attended: Attended, sites: Sequence[CachedSite], verified: Verified | None) -> SiteReport:
+    def _runs_pages(self, site: CachedSite) -> bool:
+        """Whether the execution provider has a kernel that attends to pages."""
+        return site.spec.dtype in self.plan_context.device.provider.pages
+
+    def _report(self, attended: Attended, sites: Sequence[CachedSite]) -> SiteReport:
         """The report on one attention."""
         site, plan_context = attended.site, self.plan_context
         assumed: set[AssumptionName] = set()
@@ -365,18 +360,18 @@ class Sharing:
             assumed |= {"indices-in-range"}
         found = self.reports[site.node]
         (encoding,) = target.encodings(site.spec, site.meaning)
+        form = attended.form if not self.is_paged or self._runs_pages(site) else f"{attended.form}, in standard operators"
         params = params_of(site.spec, encoding, _TARGET).with_lengths(plan_context.lengths)
         return dataclasses.replace(
             found,
             mask=site.meaning.kind,
             status="fused",
-            op=target.INFO.name,
+            op=attended.node.op_type,
             domain=target.INFO.domain,
             scale=None if site.spec.scale_values else attended.emitted.scale,
-            mask_form=attended.form,
-            kernel=kernel_of_forecast(forecast(params, plan_context.device), plan_context.device),
+            mask_form=form,
+            kernel=None if self.is_paged else kernel_of_forecast(forecast(params, plan_context.device), plan_context.device),
             layout=attended.emitted.layouts,
-            verified=verified,
             assumptions=named_in_order(*found.assumptions, *assumed),
         )
 
@@ -388,6 +383,10 @@ def _renamed(names: Sequence[str], keys: Sequence[str], values: Sequence[str]) -
 
 def _note(decoder: ServedDecoder, first: CachedSite, *, rearranged: bool) -> str:
     """A line on the cache of the model."""
+    if decoder.pages is not None:
+        return (
+            f"the cache of {decoder.layers} layers is in pages, past_key_values.N to present.N, for the tokens of many requests"
+        )
     line = f"the cache of {decoder.layers} layers is one buffer, past_key_values.N to present.N, of max_sequence_length positions"
     if first.mask is None:
         line += f"; '{decoder.attention_mask}', an input that was added, gives their number"

@@ -319,6 +319,7 @@ PROVIDER = ExecutionProvider(
     keeps_fused=True,
     rotates=True,
     shares_cache=True,
+    pages=frozenset([ir.DataType.FLOAT16, ir.DataType.BFLOAT16]),
     options_for_if=_FOR_IF,
     option_words=_option_words,
     pays=frozenset(

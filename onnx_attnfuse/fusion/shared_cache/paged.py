@@ -1,0 +1,391 @@
+"""A cache in pages: the tokens of all requests one after the other, and attentions that find their keys by tables of blocks.
+
+    attended, interface, pages = pack(graph, builder, attended, interface, mask)
+
+The decoder is one for a single entry by then, (1, s), whose axis of positions becomes that of the tokens of all requests. That is
+exact where each node but the attentions computes every token by itself, from the token and its position. So everything above the
+outputs is read step by step (`packing/tokenwise.py`), and numbers that count positions are those of each token in its request.
+What asks for the length of the past, or for that of the new positions as a number, has no meaning any more and is refused.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import onnx_ir as ir
+
+from onnx_attnfuse.attention.axes.factors import Factor, length
+from onnx_attnfuse.attention.masks.index_reader import Reader
+from onnx_attnfuse.attention.masks.mask_terms import index, size
+from onnx_attnfuse.bodies import paged_attention
+from onnx_attnfuse.bodies.core import INTEGER
+from onnx_attnfuse.certify.terms import ZERO, add, subtract
+from onnx_attnfuse.fusion.packing.tokens import Marks, Tokens
+from onnx_attnfuse.fusion.packing.tokenwise import read_step
+from onnx_attnfuse.fusion.shared_cache.interface import Interface
+from onnx_attnfuse.fusion.shared_cache.sites import Attended
+from onnx_attnfuse.graph.build import Builder, dims_of
+from onnx_attnfuse.graph.constants import attribute, is_standard
+from onnx_attnfuse.graph.edit import answer_shapes, connect
+from onnx_attnfuse.graph.ops import ASKS_SHAPE, CONTRIB, REARRANGES, SLICES, is_contrib
+from onnx_attnfuse.graph.sizes import Dim, Size, parse, resolved, symbols
+from onnx_attnfuse.graph.sweep import sweep_unused
+from onnx_attnfuse.graph.uses import label, live, producer_of, sources
+from onnx_attnfuse.kernels.operators import rotary_embedding
+from onnx_attnfuse.kernels.operators.group_query_attention import INFO
+from onnx_attnfuse.reasons import Reason, Refused
+from onnx_attnfuse.serving.decoder import ServedDecoder
+from onnx_attnfuse.verify.decoder_feeds import Pages
+
+NAME = "PagedAttention"
+_TOKEN: Marks = ("", "bs", "")
+"""Queries, keys, values and results of attentions, (1, s, channels)."""
+_SMALL = ir.DataType.INT32
+_KEPT = ("num_heads", "kv_num_heads", "scale", "softcap", "local_window_size")
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """The inputs of a step, and what the model computes of them."""
+
+    pages: Pages
+    cumulative: ir.Value
+    past: ir.Value
+    table: ir.Value
+    given: ir.Value
+    """(t): the tokens as a caller gives them, or (t, channels)."""
+    tokens: ir.Value
+    """(1, t): the tokens, or (1, t, channels)."""
+    positions: ir.Value
+    """(t): the position of each token in its request."""
+
+
+def one_entry(model: ir.Model) -> ir.Model:
+    """A copy of a decoder whose batch, the first axis of its inputs, is one entry."""
+    alone = model.clone()
+    fed = [
+        value for value in alone.graph.inputs if value.const_value is None and value.shape is not None and len(value.shape) > 1
+    ]
+    entries = {
+        dim.value for dim in (value.shape[0] for value in fed if value.shape is not None) if isinstance(dim, ir.SymbolicDim)
+    }
+    numbers = {name: 1 for name in entries if name is not None}
+    for value in (*alone.graph.inputs, *(output for node in alone.graph for output in node.outputs)):
+        if value.shape is not None:
+            value.shape = ir.Shape([_resolved(dim, numbers) for dim in value.shape])
+    return alone
+
+
+def _resolved(dim: int | ir.SymbolicDim, numbers: Mapping[str, int]) -> int | str | None:
+    if isinstance(dim, int) or dim.value is None:
+        return dim if isinstance(dim, int) else None
+    size = parse(dim.value)
+    return dim.value if size is None else _shown(resolved(size, numbers))
+
+
+def added_step(graph: ir.Graph, builder: Builder, tokens: ir.Value, new: Size) -> Step:
+    """Adds the inputs of a step, and gives the decoder tokens in one axis.
+
+    Args:
+        graph: The decoder, of one entry.
+        builder: The builder.
+        tokens: The input (1, s) of tokens, or (1, s, channels) of their embeddings, which goes.
+        new: The symbol for s.
+    """
+    facts, batch = builder.facts, "batch_size"
+    shapes = {
+        "cumulative_sequence_lengths": [f"{batch} + 1"],
+        "past_sequence_lengths": [batch],
+        "block_table": [batch, "max_blocks"],
+    }
+    values: list[ir.Value] = []
+    for name, dims in shapes.items():
+        value = ir.Value(name=builder.name(name), shape=ir.Shape(dims), type=ir.TensorType(_SMALL))
+        values.append(value)
+    cumulative, past, table = values
+    count = facts.fresh(past, 0)
+    facts.record(past, [count], _SMALL)
+    facts.record(cumulative, [count + 1], _SMALL)
+    facts.record(table, [count, facts.fresh(table, 1)], _SMALL)
+    rest = dims_of(builder, tokens)[2:]
+    flat = ir.Value(name=tokens.name, shape=ir.Shape(["num_tokens", *map(_shown, rest)]), type=tokens.type)
+    facts.record(flat, [new, *rest], facts.dtype(tokens))
+    facts.origins[new.atoms[0].key] = (flat, 0)
+    graph.inputs[list(graph.inputs).index(tokens)] = flat
+    graph.inputs.extend(values)
+    tokens.name = builder.name(f"{flat.name}_of_one_entry")
+    builder.at(next(iter(graph)))
+    packed = paged_attention.packed(builder, cumulative, past, new)
+    row = builder.reshape(flat, [1, new, *rest])
+    tokens.replace_all_uses_with(row)
+    return Step(Pages(*(value.name or "" for value in values)), cumulative, past, table, flat, row, packed.position)
+
+
+def _shown(dim: Dim) -> int | str:
+    return dim if isinstance(dim, int) else str(dim)
+
+
+def pack(
+    graph: ir.Graph, builder: Builder, attended: Sequence[Attended], interface: Interface, mask: ir.Value
+) -> tuple[list[Attended], Interface, Pages]:
+    """Makes a decoder of one entry one for the tokens of many requests, in place; gives what changed.
+
+    Args:
+        graph: The decoder, whose attentions read a buffer.
+        builder: The builder.
+        attended: Its attentions.
+        interface: Its inputs and outputs.
+        mask: The input that told lengths, which goes.
+
+    Raises:
+        Refused: Something mixes tokens, or cannot be told for each request.
+    """
+    site = attended[0].site
+    new, facts = length(site.spec.axes.i), builder.facts
+    if not isinstance(new, Size) or len(new.atoms) != 1 or new.factor != 1:
+        raise Refused(
+            "not-position-wise", f"each step has {new} tokens, and requests have any number; name that axis in the export"
+        )
+    if length(site.spec.axes.b) != 1:
+        raise Refused("not-position-wise", f"the batch has {length(site.spec.axes.b)} entries; name that axis in the export")
+    tokens = interface.tokens or interface.embeddings
+    assert tokens is not None
+    step = added_step(graph, builder, tokens, new)
+    _without_padding(builder, mask, site.past_length + new)
+    presents = {value for item in attended for value in item.present}
+    outputs = [value for value in graph.outputs if value not in presents]
+    Paging(builder, new, site.past_length, step, interface.positions).prove([item.node for item in attended], outputs)
+    for value in [node.inputs[0] for node in graph if is_standard(node, *ASKS_SHAPE)]:
+        dims = None if value is None else facts.dims(value)
+        if value is not None and value.producer() and dims is not None and set().union(*map(symbols, dims)) <= symbols(new):
+            answer_shapes(value, builder)
+    builder.at(next(iter(graph)))
+    flat = {value: flattened(builder, value, new) for value in outputs}
+    pages = [page(builder, item, step, new) for item in attended]
+    sweep_unused([node for node in graph if node not in live(graph)])
+    for given in (mask, *(() if interface.positions is None else (interface.positions,))):
+        take_away(graph, given)
+    graph.sort()
+    kind = "embeddings" if interface.tokens is None else "tokens"
+    interface = dataclasses.replace(interface, logits=flat[interface.logits], positions=None, **{kind: step.given})
+    return pages, interface, step.pages
+
+
+def _without_padding(builder: Builder, mask: ir.Value, total: Dim) -> None:
+    """Makes the mask ones, one for each position, as a request has no padding; what follows from that is read again."""
+    facts, readers = builder.facts, list(mask.uses())
+    old, dims, dtype = dims_of(builder, mask), [1, total], facts.dtype(mask)
+    facts.record(mask, dims, dtype)
+    one = ir.tensor(np.ones(1, np.bool_ if dtype is None else dtype.numpy()))
+    shape = builder.node("Shape", [mask], dims=[len(dims)], dtype=INTEGER)
+    ones = builder.node("ConstantOfShape", [shape], {"value": one}, dims=dims, dtype=dtype)
+    for node, place in readers:
+        node.replace_input_with(place, ones)
+    builder.graph.sort()
+    own = symbols(old[1]) - symbols(total)
+    for node in builder.graph:
+        found = facts.dims(node.outputs[0]) or ()
+        if any(symbols(dim) & own for dim in found) or (len(found) < 2 and facts.content(node.outputs[0]) is None):
+            facts.learn(node)
+
+
+class Paging:
+    """Proves that a decoder computes token by token, and gives it the positions of tokens in their requests.
+
+    Args:
+        builder: The builder.
+        new: The number of new positions, a symbol.
+        past: The number of earlier ones.
+        step: The inputs of a step.
+        given: The input with positions, None where the model counts them.
+    """
+
+    def __init__(self, builder: Builder, new: Size, past: Size, step: Step, given: ir.Value | None) -> None:
+        self._builder, self._new, self._past, self._step = builder, new, past, step
+        self._tokens = Tokens(builder.facts, 1, new, builder.opset)
+        self._reader = Reader(builder.facts)
+        self._seen: dict[ir.Value, Marks] = {}
+        self._made: dict[ir.Value, ir.Value] = {}
+        """Positions of tokens, by the value that they take the place of."""
+        self._ends: set[ir.Value] = set()
+        """Values that are known to be of tokens."""
+        if given is not None:
+            self._made[given] = self._positions(given, 0)
+
+    def prove(self, attentions: Sequence[ir.Node], outputs: Sequence[ir.Value]) -> None:
+        """Reads all that the outputs and the attentions are computed from, and puts positions in their places.
+
+        Raises:
+            Refused: Something mixes tokens, or asks for what a step of many requests does not have.
+        """
+        facts = self._builder.facts
+        self._ends = {self._step.tokens, *(node.outputs[0] for node in attentions)}
+        pending: list[tuple[ir.Value, Marks]] = []
+        for value in outputs:
+            marks = tuple("bs" if dim == self._new else "" for dim in facts.dims(value) or ())
+            if marks[:2] != _TOKEN[:2]:
+                raise Refused("not-position-wise", f"the output '{value.name}' is not one for each token, (b, s, ...)")
+            pending.append((value, marks))
+        for node in attentions:
+            pending += [(value, _TOKEN) for value in node.inputs[:3] if value is not None]
+            sink = INFO.input(node, "head_sink")
+            self._check_free(node, [] if sink is None else [sink])
+        for value, marks in pending:
+            pending += self._inputs(value, marks)
+        for old, new in self._made.items():
+            old.replace_all_uses_with(new)
+
+    def _inputs(self, value: ir.Value, marks: Marks) -> list[tuple[ir.Value, Marks]]:
+        """What a value of tokens is computed from, of those that are read yet; none where it is an end."""
+        marks = marks[len(marks) - (self._builder.facts.rank(value) or 0) :]
+        if self._seen.setdefault(value, marks) != marks:
+            raise Refused("two-layouts", f"'{value.name}' is used in two layouts")
+        if value in self._ends or value in self._made:
+            return []
+        self._ends.add(value)
+        if (made := self._counted(value, marks)) is not None:
+            self._made[value] = made
+            return []
+        node = value.producer()
+        if node is None:
+            raise Refused("not-position-wise", f"'{value.name}' is not one for each request, as a step of many needs")
+        if is_standard(node, "Gather") and (found := self._embedding(node, marks)) is not None:
+            return found
+        if is_contrib(node, rotary_embedding.INFO.name):
+            return self._rotation(node, marks)
+        step = read_step(node, value, marks, self._tokens)
+        if isinstance(step, Reason):
+            raise Refused(step.code, step.message, label(node))
+        if not is_standard(node, *REARRANGES, *SLICES):
+            self._check_free(node, step.free())
+        return step.inputs()
+
+    def _check_free(self, node: ir.Node, values: Sequence[ir.Value]) -> None:
+        """Checks that operands which are the same for all tokens are constants, and no sizes of a step."""
+        facts = self._builder.facts
+        for value in values:
+            if facts.number(value) is None and any(
+                item.is_graph_input() and item.const_value is None for item in sources([value])
+            ):
+                raise Refused(
+                    "not-position-wise", f"'{value.name}' may differ by request, as it depends on an input", label(node)
+                )
+
+    def _embedding(self, node: ir.Node, marks: Marks) -> list[tuple[ir.Value, Marks]] | None:
+        """Rows of a table that is the same for all tokens."""
+        table, at = node.inputs
+        rank = None if at is None else self._builder.facts.rank(at)
+        if table is None or at is None or rank is None or attribute(node, "axis", 0) != 0 or any(marks[rank:]):
+            return None
+        self._check_free(node, [table])
+        return [(at, marks[:rank])]
+
+    def _rotation(self, node: ir.Node, marks: Marks) -> list[tuple[ir.Value, Marks]]:
+        """A rotation by rows of tables: of each token by its own row, or by that of its position."""
+        value, places, *tables = node.inputs[:4]
+        assert value is not None
+        assert places is not None
+        facts, here = self._builder.facts, index(Factor(self._new))
+        rotated = [(value, marks)]
+        rows = [table for table in tables if table is not None]
+        dims = [facts.dims(table) for table in rows]
+        rank = facts.rank(places)
+        at = (ZERO,) if rank == 1 else (ZERO, here)
+        first = self._reader.element(places, at)
+        if all(item and item[0] == self._new for item in dims):  # a row for each token
+            if subtract(first, ZERO if rank == 1 else here) is not ZERO:
+                raise Refused("not-position-wise", "rows of rotations are not those of the tokens", label(node))
+            return [*rotated, *((table, ("bs", "")) for table in rows)]
+        self._check_free(node, rows)
+        if rank != 1:
+            return [*rotated, (places, ("", "bs"))]
+        moved = subtract(first, size(self._past))
+        if moved.op != "const":
+            raise Refused("not-position-wise", "a rotation does not begin at the length of the past", label(node))
+        node.replace_input_with(1, self._as_positions([1, self._new], int(moved.data), INTEGER))
+        return rotated
+
+    def _counted(self, value: ir.Value, marks: Marks) -> ir.Value | None:
+        """The positions of tokens, plus a number, in the place of a value that counts them; rows of a table likewise."""
+        facts = self._builder.facts
+        dims, dtype = facts.dims(value), facts.dtype(value)
+        if dims is None or dtype is None or any(not mark and dim != 1 for mark, dim in zip(marks, dims, strict=True)):
+            return None
+        if not dtype.is_integer():
+            return None
+        here = index(Factor(self._new))
+        form = self._reader.element(value, [here if mark else ZERO for mark in marks])
+        moved = subtract(form, add(size(self._past), here))
+        return self._positions(value, int(moved.data)) if moved.op == "const" else None
+
+    def _positions(self, value: ir.Value, moved: int) -> ir.Value:
+        """The positions of tokens as another value is laid out."""
+        facts = self._builder.facts
+        return self._as_positions(dims_of(self._builder, value), moved, facts.dtype(value) or INTEGER)
+
+    def _as_positions(self, dims: Sequence[Dim], moved: int, dtype: ir.DataType) -> ir.Value:
+        builder, found = self._builder, self._step.positions
+        if moved:
+            found = builder.elementwise("Add", [found, builder.constant(np.asarray(moved))])
+        return builder.reshape(builder.cast(found, dtype), dims)
+
+
+def page(builder: Builder, item: Attended, step: Step, new: Size) -> Attended:
+    """Puts PagedAttention in the place of an operator that reads a buffer, whose past and present become pages."""
+    node, facts = item.node, builder.facts
+    builder.at(node)
+    operands = [None if value is None else builder.reshape(value, [new, dims_of(builder, value)[2]]) for value in node.inputs[:3]]
+    given = {name: attribute(node, name) for name in _KEPT if name in node.attributes}
+    inputs = [*operands, *item.site.past, step.cumulative, step.past, step.table]
+    if (sink := INFO.input(node, "head_sink")) is not None:
+        inputs += [None, None, None, sink]
+    result = node.outputs[0]
+    width, dtype = dims_of(builder, result)[2], facts.dtype(result)
+    first = builder.node(NAME, inputs, given, domain=CONTRIB, dims=[new, width], dtype=dtype, hint=node.name, outputs=3)
+    made = producer_of(first)
+    for past, old, present in zip(item.site.past, item.present, made.outputs[1:], strict=True):
+        _, heads, _, size = dims_of(builder, past)
+        past.shape = present.shape = ir.Shape(["num_blocks", "block_size", _shown(heads), _shown(size)])
+        present.type = past.type
+        facts.record(past, [facts.fresh(past, 0), facts.fresh(past, 1), heads, size], None)
+        facts.record(present, dims_of(builder, past), facts.dtype(past))
+        old.replace_all_uses_with(present, replace_graph_outputs=True)
+    result.replace_all_uses_with(builder.reshape(first, dims_of(builder, result)))
+    builder.graph.remove(node, safe=True)
+    window = given.get("local_window_size", -1)
+    form = ", ".join([f"{NAME} causal", *([] if window == -1 else [f"local_window_size {window}"]), "pages"])
+    emitted = dataclasses.replace(item.emitted, node=made, mask=form)
+    return dataclasses.replace(item, emitted=emitted, present=(made.outputs[1], made.outputs[2]))
+
+
+def flattened(builder: Builder, output: ir.Value, new: Size) -> ir.Value:
+    """Gives out a value (1, s, ...) with tokens in its first axis."""
+    dims = dims_of(builder, output)
+    shown = ["num_tokens", *map(_shown, dims[2:])]
+    flat = builder.reshape(output, [new, *dims[2:]])
+    connect(output, flat, builder, [])
+    flat.shape = ir.Shape(shown)
+    return flat
+
+
+def take_away(graph: ir.Graph, given: ir.Value) -> None:
+    """Removes an input that nothing needs any more.
+
+    Raises:
+        Refused: Something does.
+    """
+    if (reader := next((node for node, _ in given.uses()), None)) is not None:
+        message = f"'{given.name}' or the length of the past is read for something else than positions and masks"
+        raise Refused("not-position-wise", message, label(reader))
+    if given in graph.inputs:
+        graph.inputs.remove(given)
+
+
+def in_pages(decoder: ServedDecoder, pages: Pages) -> ServedDecoder:
+    """The interface of a decoder for the tokens of many requests."""
+    others = tuple(name for name in decoder.others if name not in dataclasses.astuple(pages))
+    return dataclasses.replace(
+        decoder, attention_mask="", mask_ends_anywhere=False, counts_alike=False, others=others, pages=pages
+    )
