@@ -84,6 +84,9 @@ class Options(Choices):
     """What to do with a decoder's KV cache. `as-is`: keep a growing past. `shared`: one preallocated buffer for past and
     present, as onnxruntime-genai uses it. `paged`: pages of fixed size, with the tokens of many requests in one axis, as
     its Engine uses them."""
+    window_cache: bool = False
+    """Keep no more than a window of keys and values in layers of a shared cache that have one. Tokens cannot be taken
+    back then."""
     kv_cache: CacheType = "same"
     """Element type of a shared cache. `same`: the model's type. The others take less memory and change results; the
     report gives the measured difference."""

@@ -33,7 +33,7 @@ SECTIONS: Mapping[str, Collection[str]] = {
         "Which operator": (
             "target packed_tokens dequantise_attention conformance always keep_outputs flash efficient sdpa_fallback"
         ),
-        "Decoders": "cache context_length past_length kv_cache calibrate hf_config",
+        "Decoders": "cache context_length past_length window_cache kv_cache calibrate hf_config",
         "Exactness, and for which batches": "padding assume certify require_proof solver verify",
         "Patterns": "patterns skip_patterns only_patterns",
         "In CI": "min_fused require_all",

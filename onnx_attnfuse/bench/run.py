@@ -19,7 +19,7 @@ from onnx_attnfuse.bench.compare import ORIGINAL, OURS, Contender, Figures, chec
 from onnx_attnfuse.bench.process import Sample, fitting, sample
 from onnx_attnfuse.bench.roofline import Limit, Work, limit, work
 from onnx_attnfuse.errors import MissingDependencyError, ModelError, OptionError
-from onnx_attnfuse.fusion.shared_cache.interface import LENGTH
+from onnx_attnfuse.fusion.shared_cache.decoder import LENGTH, window_length
 from onnx_attnfuse.graph import io
 from onnx_attnfuse.graph.scopes import Scope, scopes
 from onnx_attnfuse.kernels import gpus
@@ -189,7 +189,8 @@ def _in_one_buffer(contender: Contender, report: Report, inputs: Sample) -> Cont
     length = next((array.shape[-1] for name, array in inputs.feeds.items() if name == decoder.attention_mask), None)
     if length is None:
         raise ModelError("the source has no mask that gives the length of the cache; run the models in onnxruntime-genai instead")
-    own = sample(io.load(contender.path), {**inputs.lengths, LENGTH: length})
+    windows = {window_length(window): window for window in decoder.cache_windows if window is not None}
+    own = sample(io.load(contender.path), {**inputs.lengths, **windows, LENGTH: length})
     presents, pasts = (*decoder.present_keys, *decoder.present_values), (*decoder.past_keys, *decoder.past_values)
     return dataclasses.replace(contender, inputs=own, buffers=dict(zip(presents, pasts, strict=True)))
 

@@ -53,6 +53,8 @@ def body(fused: FusedNode) -> Body:
     if len(fused.all_given("q_norm_weight", "k_norm_weight")) == 1:
         raise Refused("malformed", "weights of normalization are for queries and keys, or for neither", fused.node.name)
     _, heads, rows, size = dims_of(build, query)
+    if fused.attribute("sliding_window_cache", 0):
+        raise Refused("not-decomposed", "a cache of no more than a window cannot be decomposed", fused.node.name)
     if dims_of(build, key)[2] == 0:
         raise Refused("not-decomposed", "attention to a buffer without new keys cannot be decomposed", fused.node.name)
     cache = _cache(fused, rows)

@@ -65,12 +65,15 @@ def _check_cache(options: Options) -> None:
         raise OptionError(f"cache is {options.cache!r}; choose {' or '.join(get_args(CachePolicy))}")
     if options.context_length is not None and options.cache == "as-is":
         raise OptionError("context_length needs a cache in one buffer; choose cache 'shared' or 'paged'")
-    if options.past_length and options.cache != "shared":
-        raise OptionError("past_length needs a cache in one buffer; choose cache 'shared', or leave it out")
+    for name in ("past_length", "window_cache"):
+        if getattr(options, name) and options.cache != "shared":
+            raise OptionError(f"{name} needs a cache in one buffer; choose cache 'shared', or leave it out")
     if options.cuda_graph and options.cache == "paged":
         raise OptionError("cuda_graph wants sizes that are numbers, and a step of pages has any; leave one of them out")
     if options.past_length and (options.cuda_graph or options.kv_cache != "same"):
         raise OptionError("past_length cannot be combined with cuda_graph or kv_cache, which want a mask; leave it or them out")
+    if options.window_cache and (options.cuda_graph or options.kv_cache != "same"):
+        raise OptionError("window_cache cannot be combined with cuda_graph or kv_cache; leave it or them out")
     if options.context_length is not None and options.context_length < 1:
         raise OptionError(f"context_length is {options.context_length}; choose a number from 1 on")
     if options.cache != "as-is" and not resolve(options.ep, options.arch).provider.shares_cache:
@@ -142,9 +145,10 @@ def share_cache(graph: PassContext) -> int:
     length, is_quantised = run.options.context_length, run.options.kv_cache != "same"
     runtimes = [item for item in (run.runtime, runtime_version(None, providers.provider("cpu"))) if item]
     oldest = min(runtimes, default=None)
-    found = Sharing(fuser.graph, fuser.context, run.plan_context, run.merged, length, is_quantised, is_paged, oldest).share(
-        graph.candidates
-    )
+    asked = run.options.window_cache
+    found = Sharing(
+        fuser.graph, fuser.context, run.plan_context, run.merged, length, is_quantised, is_paged, oldest, asked
+    ).share(graph.candidates)
     run.notes += [] if found.note is None else [found.note]
     graph.shared = found
     if found.decoder is None:

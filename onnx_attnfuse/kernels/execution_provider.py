@@ -98,6 +98,8 @@ class OpSupport:
     """The ONNX Runtime from which on GroupQueryAttention reads a buffer that holds the new keys already; None: not known to."""
     counts_rows_from: tuple[int, int] | None = None
     """The ONNX Runtime from which on GroupQueryAttention takes the number of new rows of each entry; None: not known to."""
+    evicts_from: tuple[int, int] | None = None
+    """The ONNX Runtime from which on GroupQueryAttention keeps no more than a window; None: not known to."""
     rotates_inside: bool = False
     """Whether GroupQueryAttention rotates queries and keys where it is handed cosines and sines."""
     is_wrong: Callable[[AttentionParams], Reason | None] | None = None

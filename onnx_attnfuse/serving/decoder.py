@@ -73,6 +73,8 @@ class ServedDecoder:
     """The inputs (b, channels, positions) with states of convolutions, each with the output after the new tokens."""
     recurrences: tuple[tuple[str, str], ...] = ()
     """The inputs (b, heads, keys, values) with states of recurrences, likewise."""
+    cache_windows: tuple[int | None, ...] = ()
+    """For each layer the window that its buffer keeps no more than, and is no shorter than; None: it keeps all positions."""
     takes_chunks: bool = False
     """Whether a batch of several entries takes several new tokens of each on top of a cache."""
     pages: Pages | None = None

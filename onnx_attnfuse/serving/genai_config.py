@@ -4,8 +4,8 @@ planned = plan(decoder, session, pathlib.Path("folder/model.onnx"), read_config(
 planned.write()
 
 The type is `decoder`, that of any decoder of text, as the graph holds what other types add. The states of convolutions alone are
-handed in where the layers have kinds. A window of the attentions is in their nodes and not in the config: there the
-runtime would keep no more than a window of the cache.
+handed in where the layers have kinds. A window of the attentions is in their nodes, and in the config only of layers whose cache
+keeps no more than that.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from onnx_attnfuse.graph.staging import staged
 from onnx_attnfuse.kernels import providers
 from onnx_attnfuse.kernels.ort_settings import Session
 from onnx_attnfuse.serving.decoder import ServedDecoder, StepSizes, template
+from onnx_attnfuse.serving.layers import cache_names, layer_types, layers_of, sliding_window, states_of, templates
 from onnx_attnfuse.verify.decoder_feeds import Pages
 
 FILE = "genai_config.json"
@@ -59,9 +60,9 @@ def genai_config(
     """
     if (reason := unfit(decoder, config)) is not None:
         raise OptionError(reason)
-    facts, sizes, states = _facts(decoder, config or {}), decoder.sizes, _states(decoder)
+    facts, sizes, states = _facts(decoder, config or {}), decoder.sizes, states_of(decoder)
     chosen = [{} if ep == "cpu" else {ep: {**(provider_options or {}), **({} if sizes is None else _CAPTURED)}}]
-    names = _templates(decoder)
+    names = templates(decoder)
     inputs = {
         "input_ids": decoder.input_ids,
         "attention_mask": decoder.attention_mask or None,
@@ -88,12 +89,12 @@ def genai_config(
             "decoder": {
                 "filename": filename,
                 "session_options": {"log_id": _OURS, "provider_options": [item for item in chosen if item]},
-                "num_hidden_layers": max(_layers(decoder)) + 1,
+                "num_hidden_layers": max(layers_of(decoder)) + 1,
                 "num_attention_heads": decoder.num_heads,
                 "num_key_value_heads": decoder.kv_heads,
                 "head_size": decoder.head_size,
                 **_given({"hidden_size": decoder.hidden_size}),
-                **_given({"layer_types": _layer_types(decoder)}),
+                **_given({"layer_types": layer_types(decoder), "sliding_window": sliding_window(decoder)}),
                 "inputs": _given(inputs),
                 "outputs": outputs,
             },
@@ -127,14 +128,6 @@ def _engine(context_length: int, *, is_on_host: bool) -> dict[str, Any]:
 def _type(decoder: ServedDecoder) -> str:
     """The type of a model: that of any decoder of text, but where the runtime has inputs that others have not."""
     return "whisper" if decoder.cross_keys else "decoder"
-
-
-def _layer_types(decoder: ServedDecoder) -> list[str] | None:
-    """The kind of each layer, which the runtime wants where layers have the state of a convolution and no other."""
-    if not decoder.convolutions or decoder.recurrences:
-        return None
-    cached = template(decoder.past_keys)[1]
-    return ["full_attention" if layer in cached else "conv" for layer in range(max(_layers(decoder)) + 1)]
 
 
 def _encoder(decoder: ServedDecoder) -> dict[str, Any]:
@@ -176,8 +169,8 @@ def unfit(decoder: ServedDecoder, config: Mapping[str, Any] | None = None) -> st
     if decoder.past_length is not None and len(decoder.cross_keys) != decoder.layers:
         what = f"onnxruntime-genai hands in keys and values of an encoder for each of {decoder.layers} layers"
         return f"{what}; export the decoder with these as inputs, (b, heads, positions, channels)"
-    if not _templates(decoder):
-        few = ", ".join(names[0] for names in _cache_names(decoder))
+    if not templates(decoder):
+        few = ", ".join(names[0] for names in cache_names(decoder))
         what = "onnxruntime-genai wants names of caches that differ in the number of the layer alone"
         return f"{what}, unlike {few}, ...; export the model with such names"
     if (reason := _unfit_states(decoder)) is not None:
@@ -191,7 +184,7 @@ def unfit(decoder: ServedDecoder, config: Mapping[str, Any] | None = None) -> st
 
 def _unfit_states(decoder: ServedDecoder) -> str | None:
     """Why onnxruntime-genai cannot hand in the states of a decoder; None where it can, or there are none."""
-    states, cached = _states(decoder), template(decoder.past_keys)[1]
+    states, cached = states_of(decoder), template(decoder.past_keys)[1]
     if not all(layers for _, _, layers in states.values()):
         name = (decoder.convolutions or decoder.recurrences)[0][0]
         what = "onnxruntime-genai wants names of states that differ in the number of the layer alone"
@@ -327,6 +320,9 @@ def _facts(decoder: ServedDecoder, config: Mapping[str, Any]) -> _Facts:
     elif decoder.counts_alike:
         what = "prompts of a batch must have one length in onnxruntime-genai, as the model counts positions for all entries alike"
         lines.append(what if decoder.position_ids is not None else f"{what}; export it with position_ids as an input")
+    if windows := [window for window in decoder.cache_windows if window is not None]:
+        what = f"max_length must be {max(windows)} or more in onnxruntime-genai, as a cache is no longer than that"
+        lines.append(f"{what} and the operator wants no less than a window")
     if decoder.cross_keys:
         outputs = "present_key_cross_N and present_value_cross_N"
         lines.append(f"the encoder is not written; put it there as {ENCODER}, with outputs encoder_hidden_states, {outputs}")
@@ -372,33 +368,6 @@ def _number(config: Mapping[str, Any], name: str, least: int = 0) -> int | None:
     if not isinstance(said, int) or isinstance(said, bool) or said < least:
         raise OptionError(f"{name} of the Hugging Face config is {said!r}, not a number from {least} on; correct it")
     return said
-
-
-def _cache_names(decoder: ServedDecoder) -> tuple[tuple[str, ...], ...]:
-    crossed = (decoder.cross_keys, decoder.cross_values) if decoder.cross_keys else ()
-    return decoder.past_keys, decoder.past_values, decoder.present_keys, decoder.present_values, *crossed
-
-
-def _templates(decoder: ServedDecoder) -> list[str]:
-    """The names of each part of the cache as one, with %d in the place of the layer's number; none where there are no such."""
-    found = [template(names) for names in _cache_names(decoder)]
-    (layers, *others) = {layers for _, layers in found}
-    return [text for text, _ in found] if layers and not others else []
-
-
-def _layers(decoder: ServedDecoder) -> list[int]:
-    """The numbers of the layers that have a cache or a state."""
-    return [*template(decoder.past_keys)[1], *(layer for _, _, layers in _states(decoder).values() for layer in layers)]
-
-
-def _states(decoder: ServedDecoder) -> dict[str, tuple[str, str, tuple[int, ...]]]:
-    """The names of states before and after the new tokens, by the part that entries have for their kind, and their layers."""
-    found = dict[str, tuple[str, str, tuple[int, ...]]]()
-    for kind, states in (("conv", decoder.convolutions), ("recurrent", decoder.recurrences)):
-        if states:
-            (before, layers), (after, same) = (template(names) for names in zip(*states, strict=True))
-            found[kind] = (before, after, layers) if layers == same else ("", "", ())
-    return found
 
 
 def _given(entries: Mapping[str, Any]) -> dict[str, Any]:

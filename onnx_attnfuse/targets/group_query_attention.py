@@ -21,6 +21,7 @@ import onnx_ir as ir
 
 from onnx_attnfuse.attention.axes.factors import Axis, leaves, length
 from onnx_attnfuse.attention.axes.rearrange import arrange
+from onnx_attnfuse.attention.axes.views import IndexedValue
 from onnx_attnfuse.attention.masks.classify import Meaning
 from onnx_attnfuse.attention.masks.mask_terms import elements_of, value_of
 from onnx_attnfuse.attention.masks.predicates import Causal, Window
@@ -38,6 +39,7 @@ from onnx_attnfuse.targets.bias import bias_emitter, full_bias
 from onnx_attnfuse.targets.fully_masked_rows import Rows
 from onnx_attnfuse.targets.layout import Operands, grouped, operator, refuse_cache, replacing, shared_heads
 from onnx_attnfuse.targets.mask_encoding import is_padding
+from onnx_attnfuse.targets.masked_rows import Refill
 from onnx_attnfuse.targets.operand_products import undivided
 from onnx_attnfuse.targets.rotary import factors_of, long_tables
 from onnx_attnfuse.thresholds import NO_EXPONENTIAL, ORDINARY
@@ -126,6 +128,18 @@ folds float16 only."""
 
 
 @dataclasses.dataclass(frozen=True)
+class Evicting:
+    """Inputs of the operator where its buffer keeps no more than a window, so that padding may not enter it."""
+
+    last: ir.Value
+    """How many tokens each entry has so far, less one, (b) int32."""
+    counts: ir.Value
+    """How many of its new ones are tokens, (b) int32."""
+    written: ir.Value | None
+    """The rows that the operator writes, (b, s, 1); None: all. The others hold what was in memory before, and become 0."""
+
+
+@dataclasses.dataclass(frozen=True)
 class Buffered:
     """Inputs of the operator where past and present are one buffer."""
 
@@ -143,6 +157,8 @@ class Buffered:
     """How many rows are new in each entry, (b) int32; None: on top of cached ones several are taken for one entry only."""
     rotates: bool = True
     """The operator may rotate queries and keys itself."""
+    evicting: Evicting | None = None
+    """What it takes instead where its buffer keeps no more than a window; None: the buffer keeps all positions."""
     holds_new: tuple[ir.Value, ir.Value] | None = None
     """The buffer where it holds the new keys and values already; None: the operator appends them."""
 
@@ -241,6 +257,10 @@ def emit(
         inputs["attention_bias"] = buffered_bias(spec, meaning, context, buffered.places)
     if buffered is not None:
         inputs["query_seqlens"] = buffered.counts
+    evicting = None if buffered is None else buffered.evicting
+    if evicting is not None:
+        inputs |= {"seqlens_k": evicting.last, "query_seqlens": evicting.counts}
+        attributes["sliding_window_cache"] = 1
     if spec.softcap is not None:
         attributes["softcap"] = spec.softcap
     if operands.rotary is not None:
@@ -254,13 +274,18 @@ def emit(
     fused = operator(builder, spec, INFO, inputs, attributes, outputs=3 if holding is None else 1)
     words = ["causal"] if window == -1 else ["causal", f"local_window_size {window}"]
     words += ["shared buffer"] if buffered is not None else []
+    words += ["no more than a window"] if evicting is not None else []
     words += ["no new keys"] if holding is not None else []
     words += ["attention_bias"] if meaning.biases else []
     words += ["do_rotary"] if operands.rotary is not None else []
     words += ["packed qkv"] if inputs.get("key") is None and buffered is None else []
     form = f"{INFO.name} {', '.join(words)}"
     gives = encoding.cached and holding is None
-    return replacing(builder, fused, spec, Rows(None), operands.chosen, operands.targets, form, cached=gives)
+    rows = Rows(None)
+    if evicting is not None and evicting.written is not None:
+        test = IndexedValue(evicting.written, (axes.b, axes.i, ()))
+        rows = Rows(None, refills=(Refill(test, where=False),))
+    return replacing(builder, fused, spec, rows, operands.chosen, operands.targets, form, cached=gives)
 
 
 def _query_alone(operands: Operands, spec: AttentionSpec, builder: Builder) -> dict[str, ir.Value | None]:

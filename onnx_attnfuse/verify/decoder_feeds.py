@@ -91,6 +91,8 @@ class Loop:
     """Nothing is claimed of padding that lies between tokens."""
     numbers: Mapping[str, int] = dataclasses.field(default_factory=dict[str, int])
     """Numbers that symbolic sizes will always have; no other number of entries or new tokens is run then."""
+    windows: tuple[int | None, ...] = ()
+    """For each past the window that the result keeps no more than; None: it keeps all positions."""
     takes_chunks: bool = False
     """Whether several entries take several new tokens each on top of a cache."""
     rotates_each_token: bool = False

@@ -30,6 +30,8 @@ _TOLERANCES = {"float32": 1e-3, "float16": 5e-2}
 _PROMPT, _CHUNK, _STEPS, _WARM = 6, 3, 3, 4
 _CHUNKS = (_CHUNK, 2, -3, 2)
 """New tokens on top of a cache, and how many are taken back, where several entries take them."""
+_LONGEST_WARM = 256
+"""The widest window that a loop begins beyond, where buffers keep no more."""
 _MOST_WEIGHTS = 1 << 33
 """Bytes of weights in a half type that are still widened."""
 
@@ -89,6 +91,8 @@ class Judge:
         self._feeds = Feeds(before, loop)
         self._rng = np.random.default_rng(0)
         dtype = self._feeds.dtype(loop.pasts[0][0])
+        widest = max((window for window in loop.windows if window), default=0)
+        self._warm = widest + _WARM if 0 < widest <= _LONGEST_WARM and not self._feeds.is_large else _WARM
         self._tolerance = _TOLERANCES.get(str(dtype), min(_TOLERANCES.values()))
 
     def verdict(self) -> Verdict:
@@ -129,7 +133,7 @@ class Judge:
                 steps = []
             while prompt and steps and self._too_long(_span((*prompt, *steps))):
                 steps = steps[:-1]
-            if (prompt or steps) and not self._too_long(_span((*prompt, *steps)) + _WARM * warm):
+            if (prompt or steps) and not self._too_long(_span((*prompt, *steps)) + self._warm * warm):
                 yield DecoderRun(batch, (*prompt, *steps), pattern, warm)
             if self._loop.ends_anywhere and steps and (batch == 1 or fixed_new == 1 or warm or self._loop.takes_chunks):
                 yield DecoderRun(batch, (*prompt, *steps), pattern, warm, at_beginning=True)
@@ -137,7 +141,7 @@ class Judge:
     def _chunks(self, batch: int) -> Sequence[int]:
         """Several new tokens on top of a cache."""
         if self._loop.takes_chunks and not self._feeds.is_large:
-            return _CHUNKS
+            return [new for new in _CHUNKS if new > 0 or not any(self._loop.windows)]
         return (_CHUNK,) if batch == 1 or self._loop.takes_chunks else ()
 
     def _too_long(self, total: int) -> bool:
@@ -157,7 +161,7 @@ class Judge:
 
     def _run(self, case: Any) -> tuple[float, str]:
         """The largest error of one loop, and where both differ beyond the tolerance."""
-        loop, past = self._loop, _WARM if case.warm else 0
+        loop, past = self._loop, self._warm if case.warm else 0
         keep = self._kept(case, past)
         self._source.cache, self._result.cache = self._first(case.batch, keep[:, :past], _span(case.steps))
         largest, seen = 0.0, past
@@ -170,7 +174,7 @@ class Judge:
             fed = self._feeds.step(now, new, self._rng)
             old = self._of_source(fed, now, new)
             if case.at_beginning:
-                fed[loop.mask] = np.pad(fed[loop.mask], ((0, 0), (0, self._result.cache[0].shape[2] - now.shape[1])))
+                fed[loop.mask] = np.pad(fed[loop.mask], ((0, 0), (0, past + _span(case.steps) + SPARE - now.shape[1])))
             got = self._result.step(fed)
             for name, left in old.items():
                 found = compare(*_of_tokens(left, got[name], now[:, seen:]), self._tolerance)
@@ -242,12 +246,15 @@ class Judge:
         grown: list[Array] = []
         buffers: list[Array] = []
         past = keep.shape[1]
-        for name, _ in self._loop.pasts:
+        windows = self._loop.windows or (None,) * len(self._loop.pasts)
+        for place, ((name, _), window) in enumerate(zip(self._loop.pasts, windows, strict=True)):
             shape, dtype = self._feeds.cache_shape(name, batch, past), self._feeds.dtype(name)
             numbers = self._rng.standard_normal(shape).astype(dtype)
-            buffer = (3 * self._rng.standard_normal((*shape[:2], past + more + SPARE, shape[3]))).astype(dtype)
+            room = past + more + SPARE if window is None else window + place // 2 % 2 * SPARE  # a full one shows padding in it
+            buffer = (3 * self._rng.standard_normal((*shape[:2], room, shape[3]))).astype(dtype)
             for row in range(batch):
                 tokens = numbers[row][:, keep[row]]
+                tokens = tokens if window is None else tokens[:, tokens.shape[1] - _resident(tokens.shape[1], window, room) :]
                 buffer[row, :, : tokens.shape[1]] = tokens
             grown.append(self._placed(numbers, past + more))
             buffers.append(buffer)
@@ -263,6 +270,12 @@ class Judge:
         buffer = (3 * self._rng.standard_normal((batch, heads, whole, channels))).astype(numbers.dtype)
         buffer[:, :, :past] = numbers
         return buffer
+
+
+def _resident(tokens: int, window: int, room: int) -> int:
+    """How many of the last tokens a buffer of so much room holds: it drops as many at once as it is longer than the window."""
+    at_once = room - window + 1
+    return tokens if tokens <= room else tokens - at_once * -(-(tokens - room) // at_once)
 
 
 def _span(steps: Sequence[int]) -> int:

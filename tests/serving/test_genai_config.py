@@ -123,6 +123,21 @@ def test_the_context_of_captured_steps_is_their_buffer_where_nobody_tells_anothe
     assert genai_config.assumed(decoder, IDS) == ()
 
 
+def test_caches_of_no_more_than_a_window_have_one_length_in_the_layers_that_have_one() -> None:
+    decoder = changed(cache_windows=(8, None))
+    made = genai_config.genai_config(decoder, filename="model.onnx", ep="cpu", config=IDS)["model"]["decoder"]
+    kept = {"window_size": 8, "cache_slack": 64, "layers": [0], "slide_key_value_cache": False, "slide_inputs": False}
+    assert made["sliding_window"] == kept
+    assert any("max_length must be 8 or more" in line for line in genai_config.assumed(decoder, IDS))
+    wider = changed(cache_windows=(8, 16))
+    made = genai_config.genai_config(wider, filename="model.onnx", ep="cpu", config=IDS)["model"]["decoder"]
+    assert (made["sliding_window"]["window_size"], made["sliding_window"]["layers"]) == (16, [0, 1])
+    assert (
+        "sliding_window"
+        not in genai_config.genai_config(DECODER, filename="model.onnx", ep="cpu", config=IDS)["model"]["decoder"]
+    )
+
+
 CROSSED = {"cross_keys": names("cross_key_%d"), "cross_values": names("cross_value_%d")}
 
 

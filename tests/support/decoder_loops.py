@@ -84,14 +84,19 @@ def grown(model: onnx.ModelProto, decoder: ServedDecoder, fed: Sequence[Fed]) ->
     return logits
 
 
-def buffered(model: onnx.ModelProto, decoder: ServedDecoder, fed: Sequence[Fed], room: int = 24) -> list[Array]:
-    """The logits of a decoder in each step, past and present bound to one buffer that begins with numbers of no meaning."""
+def buffered(model: onnx.ModelProto, decoder: ServedDecoder, fed: Sequence[Fed], room: int = 24, slack: int = 0) -> list[Array]:
+    """The logits of a decoder in each step, past and present bound to one buffer that begins with numbers of no meaning.
+
+    Buffers that keep no more than a window are longer than that by `slack`.
+    """
     started = session(model, optimized=True)
     rng, batch = np.random.default_rng(1), len(fed[0].tokens)
     pasts, presents = decoder.past_keys + decoder.past_values, decoder.present_keys + decoder.present_values
     types = {given.name: _TYPES[given.type] for given in started.get_inputs()}
-    shape = (batch, decoder.kv_heads, room, decoder.head_size)
-    held = {name: (7 * rng.standard_normal(shape)).astype(types[name]) for name in pasts}
+    windows = decoder.cache_windows or (None,) * decoder.layers
+    lengths = [room if window is None else window + slack for window in windows]
+    shapes = [(batch, decoder.kv_heads, length, decoder.head_size) for length in lengths] * 2
+    held = {name: (7 * rng.standard_normal(shape)).astype(types[name]) for name, shape in zip(pasts, shapes, strict=True)}
     buffers = {name: onnxruntime.OrtValue.ortvalue_from_numpy(array, "cpu") for name, array in held.items()}
     logits: list[Array] = []
     for step in fed:

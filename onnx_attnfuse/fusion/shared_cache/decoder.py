@@ -10,6 +10,7 @@ called, a prompt without a past and steps with one (`verify/decoder_loop.py`).
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 
 import onnx_ir as ir
@@ -32,6 +33,11 @@ POSITIONS = 2
 """The axis of positions in a cache, (b, heads, positions, channels)."""
 _PARTS = 2
 _NONE = "no attention takes past keys and values as inputs and returns them as outputs"
+
+
+def window_length(window: int) -> str:
+    """The name of the length of a buffer that keeps no more than a window, and is no shorter."""
+    return f"window_{window}_length"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -188,3 +194,48 @@ def _appended(node: ir.Node) -> ir.Value | None:
     if past is None or not past.is_graph_input() or past.const_value is not None or not node.outputs[0].is_graph_output():
         return None
     return past if past.dtype is not None and past.dtype.is_floating_point() else None
+
+
+def note_on(decoder: ServedDecoder, *, adds_mask: bool, rearranged: bool, has_chunks: bool, window_cache: bool) -> str:
+    """A line on the cache of a model.
+
+    Args:
+        decoder: The model.
+        adds_mask: Its mask is an input that was added.
+        rearranged: Padding may lie anywhere.
+        has_chunks: There may be several entries with several new tokens each.
+        window_cache: Buffers that keep no more than a window are asked for.
+    """
+    if decoder.pages is not None:
+        return (
+            f"the cache of {decoder.layers} layers is in pages, past_key_values.N to present.N, for the tokens of many requests"
+        )
+    lines = [
+        f"the cache of {decoder.layers} layers is one buffer, past_key_values.N to present.N, of max_sequence_length positions"
+    ]
+    if adds_mask:
+        lines.append(f"'{decoder.attention_mask}', an input that was added, gives their number")
+    elif not rearranged:
+        lines.append(f"'{decoder.attention_mask}' gives their number, and padding is assumed to be absent or on the right")
+    else:
+        lines.append(f"'{decoder.attention_mask}' gives their number, and padding may be anywhere")
+    if has_chunks and not decoder.takes_chunks:
+        lines.append("a batch of several entries takes one new token of each at a time")
+    windows = [window for window in decoder.cache_windows if window is not None]
+    if windows:
+        lengths = " or ".join(map(window_length, sorted(set(windows))))
+        lines.append(f"{len(windows)} of them keep no more than their window, in {lengths} positions; no token can be taken back")
+    elif window_cache:
+        lines.append("none keeps less, as no layer with a buffer of its own has a window, or ONNX Runtime is not known to")
+    return "; ".join(lines)
+
+
+def left(reasons: Mapping[ir.Node, Reason]) -> SharedCache:
+    """The outcome where the cache is as it was."""
+    first = next(iter(reasons.values()))
+    return SharedCache(reasons={label(node): reason for node, reason in reasons.items()}, note=f"the cache is as it was: {first}")
+
+
+def renamed(names: Sequence[str], keys: Sequence[str], values: Sequence[str]) -> tuple[tuple[str, str], ...]:
+    """The names of keys and values, layer by layer, before and after."""
+    return tuple(zip(names, itertools.chain.from_iterable(zip(keys, values, strict=True)), strict=True))

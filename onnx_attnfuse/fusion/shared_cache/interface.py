@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from onnx_attnfuse.attention.axes.factors import length
 from onnx_attnfuse.attention.spec import AttentionSpec
-from onnx_attnfuse.fusion.shared_cache.decoder import LENGTH, POSITIONS, TOTAL
+from onnx_attnfuse.fusion.shared_cache.decoder import LENGTH, POSITIONS, TOTAL, window_length
 from onnx_attnfuse.fusion.shared_cache.lengths import Lengths
 from onnx_attnfuse.fusion.shared_cache.positions import Counting, context_length, counts_alike, is_by_place
 from onnx_attnfuse.fusion.shared_cache.sites import Attended, CachedSite
@@ -225,7 +225,8 @@ def finish_interface(builder: Builder, attended: Sequence[Attended], states: Sta
         value.name = builder.name(name)
     for item in () if is_paged else attended:
         for past, present in zip(item.site.past, item.present, strict=True):
-            dims = [LENGTH if axis == POSITIONS else dim for axis, dim in enumerate(past.shape or ())]
+            length = window_length(item.site.window) if item.site.evicts and item.site.window else LENGTH
+            dims = [length if axis == POSITIONS else dim for axis, dim in enumerate(past.shape or ())]
             past.shape, present.shape = ir.Shape(dims), ir.Shape(dims)
             present.type = past.type
 
@@ -278,6 +279,7 @@ def served(
         new_tokens=new if isinstance(new, int) else None,
         counts_alike=interface.counts_alike,
         takes_chunks=lengths.counts is not None,
+        cache_windows=tuple(item.site.window if item.site.evicts else None for item in attended),
         convolutions=_names(interface.states.convolutions),
         recurrences=_names(interface.states.recurrences),
         cross_keys=tuple(key.name or "" for key, _ in crossed),

@@ -20,13 +20,14 @@ from onnx_attnfuse.attention.axes.factors import length
 from onnx_attnfuse.fusion.shared_cache.decoder import TOTAL
 from onnx_attnfuse.fusion.shared_cache.sites import CachedSite
 from onnx_attnfuse.fusion.shared_cache.static import written_at
-from onnx_attnfuse.graph.build import Builder
+from onnx_attnfuse.graph.build import Builder, dims_of
 from onnx_attnfuse.graph.edit import answer_shapes
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.sizes import Dim, Size
 from onnx_attnfuse.graph.sweep import sweep
 from onnx_attnfuse.graph.uses import is_copy, label, sources, viewers
 from onnx_attnfuse.reasons import Refused
+from onnx_attnfuse.targets.group_query_attention import Evicting
 from onnx_attnfuse.verify.decoder_feeds import FilledSource
 
 _INT, _SMALL = ir.DataType.INT64, ir.DataType.INT32
@@ -50,6 +51,8 @@ class Lengths:
     """How long past and new positions are together, a scalar int32."""
     counts: ir.Value | None
     """How many positions are new in each entry, (b) int32; None: nobody asks."""
+    evicting: Evicting | None
+    """What an operator whose buffer keeps no more than a window takes; None: there is none."""
     rows: Dim
     """The length of past and new positions as a size."""
     readers: frozenset[ir.Node]
@@ -72,6 +75,7 @@ def read_lengths(
     *,
     on_host: bool = False,
     takes_counts: bool = False,
+    evicts: bool = False,
 ) -> Lengths:
     """Emits the lengths, and makes the mask what the number of earlier positions is read from.
 
@@ -88,6 +92,7 @@ def read_lengths(
         padding: Where the mask has zeros; where it tells lengths only, they count too.
         on_host: Sizes lie where the model runs, so that a size is no copy to a device.
         takes_counts: The operator is told how many positions are new, all of them in each entry.
+        evicts: A buffer keeps no more than a window.
     """
     facts, dtype, others = builder.facts, builder.facts.dtype(mask), {node for node, _ in mask.uses()}
     start, end, axis = builder.shape([new * -1]), builder.constant([np.iinfo(np.int64).max]), builder.constant([1])
@@ -98,6 +103,7 @@ def read_lengths(
     ones = builder.cast(kept, _SMALL)
     current = builder.node("Slice", [ones, start, end, axis], dims=[batch, new], dtype=_SMALL)
     counted = builder.reduce("ReduceSum", ones, [1], keep=False)  # where the mask lies: a length would be copied to a GPU
+    real = counted
     counts_ones = padding == "none" or (padding == "after" and builder.opset >= _MAX_TAKES_INTEGERS)
     if not counts_ones:
         rest = builder.constant(np.asarray(1, np.int32))
@@ -108,10 +114,48 @@ def read_lengths(
         counted = builder.elementwise("Max", [counted, _width(builder, current, new, on_host=on_host)])
     last = builder.elementwise("Sub", [counted, builder.constant(np.asarray(1, np.int32))])
     counts = None
-    if takes_counts:
+    if takes_counts or evicts:
         counts = builder.expand(builder.cast(builder.shape([new]), _SMALL), [batch], [True])
+    evicting = None if counts is None or not evicts else _evicting(builder, real, current, last, counts, padding)
+    counts = counts if takes_counts else None
     readers = frozenset(node for node, _ in mask.uses() if node not in others)
-    return Lengths(earlier, current, last, total, counts, facts.fresh(kept, 1), readers, counts_ones)
+    return Lengths(earlier, current, last, total, counts, evicting, facts.fresh(kept, 1), readers, counts_ones)
+
+
+def _evicting(
+    builder: Builder, real: ir.Value, current: ir.Value, last: ir.Value, counts: ir.Value, padding: Padding
+) -> Evicting:
+    """Lengths for a buffer that padding may not enter, as it would drive tokens out; an entry has one token at least.
+
+    Args:
+        builder: The builder.
+        real: How many ones the mask has, (b) int32.
+        current: The mask of the new positions, (b, s) int32.
+        last: The place of the last key, where all new positions count, (b) int32.
+        counts: The number of new positions, (b) int32.
+        padding: Where the mask has zeros.
+    """
+    if padding in {"unknown", "none"}:
+        return Evicting(last, counts, None)
+    one = builder.constant(np.asarray(1, np.int32))
+    tokens = builder.elementwise("Max", [real, one])
+    last = builder.elementwise("Sub", [tokens, one])
+    batch, new = dims_of(builder, current)
+    if padding == "after":
+        counts = builder.elementwise("Min", [tokens, counts])
+        places = builder.node(
+            "Range",
+            [builder.constant(np.asarray(0)), builder.reshape(builder.shape([new]), []), builder.constant(np.asarray(1))],
+            dims=[new],
+            dtype=_INT,
+        )
+        ends = builder.reshape(builder.cast(counts, _INT), [batch, 1])
+        written = builder.elementwise("Less", [places, ends], ir.DataType.BOOL)
+    else:
+        fresh = builder.reduce("ReduceSum", current, [1], keep=False)
+        counts = builder.elementwise("Sub", [tokens, builder.elementwise("Sub", [real, fresh])])
+        written = builder.cast(current, ir.DataType.BOOL)
+    return Evicting(last, counts, builder.reshape(written, [batch, new, 1]))
 
 
 def _width(builder: Builder, current: ir.Value, new: Dim, *, on_host: bool) -> ir.Value:

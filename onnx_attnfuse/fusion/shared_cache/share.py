@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import onnx_ir as ir
 
@@ -28,7 +27,7 @@ from onnx_attnfuse.fusion.packing.tokens import Tokens
 from onnx_attnfuse.fusion.plan import PlanContext, params_of
 from onnx_attnfuse.fusion.report_site import kernel_of_forecast, unfused
 from onnx_attnfuse.fusion.shared_cache.compaction import Compaction, buffer_order, new_order
-from onnx_attnfuse.fusion.shared_cache.decoder import Merged, SharedCache, why_no_cache
+from onnx_attnfuse.fusion.shared_cache.decoder import Merged, SharedCache, left, note_on, renamed, why_no_cache
 from onnx_attnfuse.fusion.shared_cache.interface import added_mask, encoded, finish_interface, read_interface, served
 from onnx_attnfuse.fusion.shared_cache.lengths import (
     Lengths,
@@ -47,6 +46,7 @@ from onnx_attnfuse.fusion.shared_cache.sites import (
     CachedSite,
     attend,
     check_together,
+    evicting,
     give_out,
     has_window,
     is_fitted,
@@ -58,14 +58,12 @@ from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.edit import Snapshot
 from onnx_attnfuse.graph.order import NodeOrder
 from onnx_attnfuse.graph.sizes import resolved
-from onnx_attnfuse.graph.uses import label
 from onnx_attnfuse.kernels.execution_provider import OpSupport
 from onnx_attnfuse.kernels.forecast import forecast
 from onnx_attnfuse.kernels.support import supported
 from onnx_attnfuse.reasons import Reason, Refused
 from onnx_attnfuse.report.model import SiteReport
 from onnx_attnfuse.rewriting import Edit, GraphContext
-from onnx_attnfuse.serving.decoder import ServedDecoder
 from onnx_attnfuse.targets import TARGETS
 from onnx_attnfuse.targets import group_query_attention as target
 from onnx_attnfuse.targets.base import BuildContext
@@ -77,12 +75,8 @@ from onnx_attnfuse.verify.verdict import Verified
 
 _TARGET = next(item for item in TARGETS if item.INFO.key == target.INFO.key)
 _SHARING = Subject("sharing the buffer of the cache")
-
-
-def _left(reasons: Mapping[ir.Node, Reason]) -> SharedCache:
-    """The outcome where the cache is as it was."""
-    first = next(iter(reasons.values()))
-    return SharedCache(reasons={label(node): reason for node, reason in reasons.items()}, note=f"the cache is as it was: {first}")
+_PARTS = 2
+"""Keys and values."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,6 +98,8 @@ class Sharing:
     """Whether the cache is to be in pages, for the tokens of many requests."""
     runtime: tuple[int, int] | None
     """The older of the ONNX Runtimes that the model will run on and is judged by; None: the newest."""
+    window_cache: bool = False
+    """Whether buffers of attentions with a window keep no more than that, where this is asked for."""
     reports: dict[ir.Node, SiteReport] = dataclasses.field(default_factory=dict["ir.Node", SiteReport])
     """The reports on attentions as far as they have come."""
 
@@ -131,7 +127,7 @@ class Sharing:
             return SharedCache(note=why_no_cache(scope.graph))
         sites, reasons = self._read(cached)
         if reasons:
-            return _left(reasons)
+            return left(reasons)
         snapshot, facts = Snapshot(scope.graph), scope.facts
         held = [*scope.graph.inputs, *(indexed.value for site in sites for indexed in site.cache.present)]
         origins, shapes = dict(facts.origins), [(value, facts.dims(value)) for value in held]
@@ -147,7 +143,7 @@ class Sharing:
             rest = [item.spec for item in candidates if item.spec is not None and item not in cached]
             return dataclasses.replace(self._shared(sites, encoded(rest, facts)), candidates=tuple(cached))
         assert attempt.reason is not None
-        return _left({item.node: attempt.reason for item in cached})
+        return left({item.node: attempt.reason for item in cached})
 
     def _read(self, cached: Sequence[Candidate]) -> tuple[list[CachedSite], dict[ir.Node, Reason]]:
         """The attentions as sites, and why some cannot be."""
@@ -163,6 +159,8 @@ class Sharing:
         try:
             may_follow = not self.is_paged and self._is_from(self._support.reads_without_new_keys_from)
             sites = with_leaders(sites, may_follow=may_follow)
+            if self.window_cache and self._is_from(self._support.evicts_from):
+                sites = evicting(sites, self.context_length)
             check_together(sites, self.graph.scope.facts)
             self._check_assumed(sites)
         except Refused as refused:
@@ -241,13 +239,14 @@ class Sharing:
                 ends_anywhere=decoder.mask_ends_anywhere,
                 is_padded=self._is_padded(sites),
                 positions=positions,
-                pasts=_renamed(pasts, decoder.past_keys, decoder.past_values),
-                presents=_renamed(presents, decoder.present_keys, decoder.present_values),
+                pasts=renamed(pasts, decoder.past_keys, decoder.past_values),
+                presents=renamed(presents, decoder.present_keys, decoder.present_values),
                 outputs=tuple(outputs),
                 any_padding=self._may_rearrange(sites),
                 only_ends=has_window(sites),
                 numbers=self.plan_context.fixed,
                 takes_chunks=decoder.takes_chunks,
+                windows=tuple(window for window in decoder.cache_windows for _ in range(_PARTS)),
                 rotates_each_token=self.plan_context.device.provider.rotates_each_token,
                 filled=filled,
                 pages=decoder.pages,
@@ -258,9 +257,13 @@ class Sharing:
             check = self._check(before, loop)
             verified = check()
             reports = {node: dataclasses.replace(report, verified=verified) for node, report in reports.items()}
-            note = _note(decoder, sites[0], rearranged=self._may_rearrange(sites))
-            if not decoder.takes_chunks and self._has_chunks(sites):
-                note += "; a batch of several entries takes one new token of each at a time"
+            note = note_on(
+                decoder,
+                adds_mask=sites[0].mask is None,
+                rearranged=self._may_rearrange(sites),
+                has_chunks=self._has_chunks(sites),
+                window_cache=self.window_cache,
+            )
             tables = counted(self.context.builder).name if any(item.has_tables for item in attended) else None
             return SharedCache(decoder, reports, note=note, source=before, loop=loop, check=check, tables=tables)
         assert edit.reason is not None
@@ -281,7 +284,15 @@ class Sharing:
         sizes = length(axes.b), new, sites[0].past_length
         prepare(graph, builder, sites[0], mask)
         has_counts = self._takes_chunks(sites)
-        lengths = read_lengths(builder, mask, *sizes, self._padding(sites), on_host=self._on_host, takes_counts=has_counts)
+        lengths = read_lengths(
+            builder,
+            mask,
+            *sizes,
+            self._padding(sites),
+            on_host=self._on_host,
+            takes_counts=has_counts,
+            evicts=any(site.evicts for site in sites),
+        )
         for past in (value for site in sites for value in site.past):
             answer_for_past(builder, past)
         grow(builder, sites)
@@ -292,7 +303,14 @@ class Sharing:
         columns = buffer_order(builder, lengths.earlier, lengths.new) if is_biased else None
         places = Places(None if compaction is None or columns is None else compaction.order.front, columns)
         buffered = target.Buffered(
-            lengths.last, lengths.total, lengths.rows, is_rearranged, places, lengths.counts, rotates=not self.is_paged
+            lengths.last,
+            lengths.total,
+            lengths.rows,
+            is_rearranged,
+            places,
+            lengths.counts,
+            evicting=lengths.evicting,
+            rotates=not self.is_paged,
         )
         order = NodeOrder(graph)
         has_tables = "position-tables" in provider.pays and "indices-in-range" in builder.facts.assumed.names
@@ -374,24 +392,3 @@ class Sharing:
             layout=attended.emitted.layouts,
             assumptions=named_in_order(*found.assumptions, *assumed),
         )
-
-
-def _renamed(names: Sequence[str], keys: Sequence[str], values: Sequence[str]) -> tuple[tuple[str, str], ...]:
-    """The names of keys and values, layer by layer, before and after."""
-    return tuple(zip(names, itertools.chain.from_iterable(zip(keys, values, strict=True)), strict=True))
-
-
-def _note(decoder: ServedDecoder, first: CachedSite, *, rearranged: bool) -> str:
-    """A line on the cache of the model."""
-    if decoder.pages is not None:
-        return (
-            f"the cache of {decoder.layers} layers is in pages, past_key_values.N to present.N, for the tokens of many requests"
-        )
-    line = f"the cache of {decoder.layers} layers is one buffer, past_key_values.N to present.N, of max_sequence_length positions"
-    if first.mask is None:
-        line += f"; '{decoder.attention_mask}', an input that was added, gives their number"
-    elif not rearranged:
-        line += f"; '{decoder.attention_mask}' gives their number, and padding is assumed to be absent or on the right"
-    else:
-        line += f"; '{decoder.attention_mask}' gives their number, and padding may be anywhere"
-    return line

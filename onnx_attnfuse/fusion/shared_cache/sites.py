@@ -66,6 +66,8 @@ class CachedSite:
     """How many keys a row sees, itself counted; None: all before it."""
     filled: Filled | None = None
     """The buffer that the source writes into; None: its cache grows."""
+    evicts: bool = False
+    """Whether its buffer keeps no more than the window."""
     leader: ir.Node | None = None
     """The attention before it that appends the keys and values that both read; None: it appends its own."""
 
@@ -132,6 +134,22 @@ def with_leaders(sites: Sequence[CachedSite], *, may_follow: bool) -> list[Cache
             raise Refused("caches-differ", message, site.spec.name)
         found.append(dataclasses.replace(site, leader=first.node))
     return found
+
+
+def evicting(sites: Sequence[CachedSite], most: int | None) -> list[CachedSite]:
+    """Sites of which those with a window keep no more than that, unless another reads their buffer.
+
+    Args:
+        sites: All sites.
+        most: The most positions that there will be; a wider window keeps all of them.
+    """
+    read = {site.leader for site in sites}
+
+    def evicts(site: CachedSite) -> bool:
+        is_alone = site.leader is None and site.node not in read
+        return is_alone and site.window is not None and (most is None or site.window < most)
+
+    return [dataclasses.replace(site, evicts=evicts(site)) for site in sites]
 
 
 def check_together(sites: Sequence[CachedSite], facts: Facts) -> None:
@@ -316,6 +334,7 @@ def attend(
     computed = spec
     spec = computed if tables is None else tables.within(computed)
     (encoding,) = target.encodings(spec, site.meaning)
+    buffered = buffered if site.evicts else dataclasses.replace(buffered, evicting=None)
     if leader is not None:
         buffered = dataclasses.replace(buffered, holds_new=leader.present)
     emitted = target.emit(spec, site.meaning, context, encoding, buffered=buffered)

@@ -76,6 +76,7 @@ _OPERATORS: Mapping[str, OpSupport | Reason | None] = {
         bias_beside_lengths=True,
         reads_without_new_keys_from=(1, 31),
         counts_rows_from=(1, 32),
+        evicts_from=(1, 32),
         caches={"int8": (), "int4": ()},
         time=_always(1.1, 1.1),
         cached_times={"none": (1.7, 1.37), "bias": (1.6, 1.47)},
