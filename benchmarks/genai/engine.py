@@ -1,17 +1,36 @@
-"""Several prompts continued by the Engine of onnxruntime-genai at once: a decoder with a cache in pages (`--cache paged`)."""
+"""Six prompts continued at once by the Engine of onnxruntime-genai, token by token beside transformers (`--cache paged`).
 
+    python -m benchmarks.genai.engine [--only llama,gpt2,opt] [--folder build/genai_engine]
+
+The exit status is 1 where a token is another one.
+"""
+
+# pyright: basic, reportMissingTypeStubs=false
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import pathlib
-from collections.abc import Mapping, Sequence
+import shutil
+import sys
+import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # read once, where onnxruntime-genai is imported
 _EVENTS, _MOST_RUNS = 16, 10_000
+_PROMPTS, _COUNTS = (3, 11, 1, 6, 5, 40), (9, 5, 21, 13, 17, 11)
+"""Tokens of each prompt, and those that follow it."""
+_SMALL = {"block_size": 16, "num_blocks": 64, "max_batch_size": 4}
+SETTINGS: dict[str, dict[str, int]] = {
+    "as written": {},
+    "pages of 16, 4 requests at once": _SMALL,
+    "prompts in parts": _SMALL | {"max_scheduled_tokens": 5},
+}
+"""Settings of the Engine."""
 
 
 def limit(folder: pathlib.Path, **batching: int) -> None:
@@ -58,10 +77,33 @@ def by_engine(folder: pathlib.Path, prompts: Sequence[Sequence[int]], steps: Seq
     return found
 
 
-def settings() -> Mapping[str, Mapping[str, int]]:
-    """The settings that the Engine is run with: pages as they are, small ones, prompts in parts."""
-    return {
-        "as written": {},
-        "pages of 16": {"block_size": 16, "num_blocks": 64, "max_batch_size": 4},
-        "prompts in parts": {"block_size": 16, "num_blocks": 64, "max_batch_size": 4, "max_scheduled_tokens": 5},
-    }
+def main() -> int:
+    """Runs the command."""
+    from benchmarks.genai import architectures, folders, runs
+
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--only", default="llama,gpt2,opt", help="decoders, with commas")
+    parser.add_argument("--folder", type=pathlib.Path, default=pathlib.Path("build/genai_engine"), help="where models go")
+    chosen = parser.parse_args()
+    warnings.filterwarnings("ignore")
+    is_equal = True
+    for name in chosen.only.split(","):
+        decoder, folder = architectures.ARCHITECTURES[name], chosen.folder / name
+        config, source = folders.source(decoder, folder / "transformers"), architectures.model(decoder)
+        prompts = runs.prompts(decoder.settings["vocab_size"], _PROMPTS)
+        wanted = [runs.by_torch(source, [prompt], count).tokens[0] for prompt, count in zip(prompts, _COUNTS, strict=True)]
+        for exporter in decoder.exporters:
+            export = folders.exported(decoder, exporter, folder / f"{exporter}.onnx")
+            folders.shared(export, config, folder / exporter, "--cache", "paged")
+            for what, batching in SETTINGS.items():
+                made = folder / f"{exporter}_run"
+                shutil.copytree(folder / exporter, made, dirs_exist_ok=True)
+                limit(made, **batching)
+                same = [one == other for one, other in zip(by_engine(made, prompts, _COUNTS), wanted, strict=True)]
+                print(f"{name} {exporter}, {what}: tokens of {sum(same)} of {len(same)} requests are equal", flush=True)
+                is_equal = is_equal and all(same)
+    return 0 if is_equal else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

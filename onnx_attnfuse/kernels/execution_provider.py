@@ -226,8 +226,9 @@ class ExecutionProvider:
     """Whether it runs RotaryEmbedding of com.microsoft; if not, or not known, rotations are decomposed."""
     shares_cache: bool = False
     """Whether GroupQueryAttention is known to read a length for each entry, as a cache in one buffer needs (`--cache shared`)."""
-    pages: frozenset[ir.DataType] = frozenset()
-    """The element types in which it runs PagedAttention; of others attention to pages is decomposed (`--cache paged`)."""
+    pages_from: tuple[int, int] | None = None
+    """The version of ONNX Runtime from which on it runs PagedAttention in half types, with sinks and pages of 16, 32, 64, ...
+    positions; else attention to pages is decomposed (`--cache paged`)."""
     fixed_sizes: bool = False
     """Whether it takes models whose sizes are all numbers only."""
     mixes_up_inputs: bool = False

@@ -16,6 +16,7 @@ from onnx_attnfuse.errors import OptionError
 from onnx_attnfuse.kernels.ort_settings import Session
 from onnx_attnfuse.serving import genai_config, hugging_face
 from onnx_attnfuse.serving.decoder import ServedDecoder, StepSizes
+from onnx_attnfuse.verify.decoder_feeds import Pages
 
 
 def names(kind: str, count: int = 2) -> tuple[str, ...]:
@@ -231,6 +232,25 @@ def test_states_of_convolutions_alone_want_the_kinds_of_layers() -> None:
 def test_states_that_onnxruntime_genai_does_not_hand_in_get_no_config(fields: dict[str, Any], what: str) -> None:
     with pytest.raises(OptionError, match=what):
         content(changed(**fields))
+
+
+PAGED = changed(pages=Pages("starts", "pasts", "table"), attention_mask="", position_ids=None)
+
+
+@pytest.mark.parametrize(("ep", "pages"), [("cpu", {"num_blocks": 16}), ("cuda", {})])
+def test_a_cache_in_pages_is_for_the_engine(ep: str, pages: dict[str, int]) -> None:
+    made = content(PAGED, ep=ep)
+    assert made["engine"] == {"dynamic_batching": {"block_size": 256, "max_batch_size": 16, **pages}}
+    assert made["search"] == {"do_sample": False, "max_length": 64, "num_beams": 1}
+    assert made["model"]["decoder"]["inputs"] == {
+        "input_ids": "ids",
+        "past_key_names": "past_key_values.%d.key",
+        "past_value_names": "past_key_values.%d.value",
+        "cumulative_sequence_lengths": "starts",
+        "past_sequence_lengths": "pasts",
+        "block_table": "table",
+    }
+    assert "engine" not in content()
 
 
 def test_a_decoder_that_counts_positions_for_all_entries_alike_takes_prompts_of_one_length() -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -36,47 +37,81 @@ def alone(steps: Sequence[int], text: Array) -> list[Fed]:
     return [Fed(text[None, start:end], np.ones((1, end), np.int64)) for start, end in parts]
 
 
-def together(
-    model: onnx.ModelProto, decoder: ServedDecoder, schedule: Sequence[Sequence[int]], given: Sequence[Array]
-) -> list[list[Array]]:
-    """The logits of each request in each step where it has new tokens, run at once.
+class Running:
+    """A decoder with a cache in pages and its requests, past and present bound to the same memory.
 
     Pages are NaN where nothing was written, are handed out in no order, and go from requests that have ended to later ones.
     """
-    names, started = decoder.pages, session(model, optimized=True)
-    assert names is not None
-    rng, types = np.random.default_rng(1), {item.name: item.type for item in started.get_inputs()}
-    pasts, presents = decoder.past_keys + decoder.past_values, decoder.present_keys + decoder.present_values
-    shape = (PAGES, PAGE, decoder.kv_heads, decoder.head_size)
-    dtype = np.float16 if "16" in types[pasts[0]] else np.float32
-    pools = {name: onnxruntime.OrtValue.ortvalue_from_numpy(np.full(shape, np.nan, dtype), "cpu") for name in pasts}
-    free, pages, seen = [*map(int, rng.permutation(PAGES))], [list[int]() for _ in schedule], [0] * len(schedule)
-    found: list[list[Array]] = [[] for _ in schedule]
-    for step in range(max(map(len, schedule))):
-        there = [place for place, steps in enumerate(schedule) if step < len(steps) and any(steps[: step + 1])]
-        for place in set(range(len(schedule))) - set(there):
-            free += pages[place]
-            pages[place] = []
-        counts = [schedule[place][step] for place in there]
-        for place, new in zip(there, counts, strict=True):
-            pages[place] += [free.pop() for _ in range(-(-(seen[place] + new) // PAGE) - len(pages[place]))]
-        table = np.full((len(there), 1 + max(len(pages[place]) for place in there)), -1, np.int32)
-        for row, place in enumerate(there):
-            table[row, : len(pages[place])] = pages[place]
-        tokens = np.concatenate([given[place][seen[place] : seen[place] + new] for place, new in zip(there, counts, strict=True)])
-        starts = np.cumsum([0, *counts], dtype=np.int32)
-        binding = started.io_binding()
-        fed = {decoder.input_ids: tokens, names.cumulative_lengths: starts, names.block_table: table}
-        fed[names.past_lengths] = np.array([seen[place] for place in there], np.int32)
-        for name, array in fed.items():
+
+    def __init__(self, model: onnx.ModelProto, decoder: ServedDecoder) -> None:
+        self._decoder, self._session = decoder, session(model, optimized=True)
+        self._pasts = decoder.past_keys + decoder.past_values
+        types = {item.name: item.type for item in self._session.get_inputs()}
+        empty = np.full((PAGES, PAGE, decoder.kv_heads, decoder.head_size), np.nan)
+        empty = empty.astype(np.float16 if "16" in types[self._pasts[0]] else np.float32)
+        self._pools = {name: onnxruntime.OrtValue.ortvalue_from_numpy(empty.copy(), "cpu") for name in self._pasts}
+        self._free = [*map(int, np.random.default_rng(1).permutation(PAGES))]
+        self._pages: dict[int, list[int]] = {}
+        self._seen: dict[int, int] = {}
+
+    def step(self, given: Mapping[int, Array]) -> dict[int, Array]:
+        """The logits of the new tokens of each request that is there; a request that is not there any more loses its pages."""
+        names, there = self._decoder.pages, list(given)
+        assert names is not None
+        for ended in self._pages.keys() - given.keys():
+            self._free += self._pages.pop(ended)
+        for place, tokens in given.items():
+            pages, seen = self._pages.setdefault(place, []), self._seen.setdefault(place, 0)
+            pages += [self._free.pop() for _ in range(-(-(seen + len(tokens)) // PAGE) - len(pages))]
+        table = np.full((len(there), 1 + max(map(len, self._pages.values()))), -1, np.int32)
+        for row, place in zip(table, there, strict=True):
+            row[: len(self._pages[place])] = self._pages[place]
+        starts = np.cumsum([0, *map(len, given.values())], dtype=np.int32)
+        past = np.array([self._seen[place] for place in there], np.int32)
+        fed = {self._decoder.input_ids: np.concatenate([*given.values()]), names.cumulative_lengths: starts}
+        binding = self._session.io_binding()
+        for name, array in {**fed, names.past_lengths: past, names.block_table: table}.items():
             binding.bind_cpu_input(name, array)
-        for past, present in zip(pasts, presents, strict=True):
-            binding.bind_ortvalue_input(past, pools[past])
-            binding.bind_ortvalue_output(present, pools[past])
-        binding.bind_output(decoder.logits, "cpu")
-        started.run_with_iobinding(binding)
+        for name, present in zip(self._pasts, self._decoder.present_keys + self._decoder.present_values, strict=True):
+            binding.bind_ortvalue_input(name, self._pools[name])
+            binding.bind_ortvalue_output(present, self._pools[name])
+        binding.bind_output(self._decoder.logits, "cpu")
+        self._session.run_with_iobinding(binding)
         rows = binding.get_outputs()[-1].numpy()
-        for row, (place, new) in enumerate(zip(there, counts, strict=True)):
-            found[place] += [rows[starts[row] : starts[row + 1]]] if new else []
-            seen[place] += new
+        for place, tokens in given.items():
+            self._seen[place] += len(tokens)
+        return {place: rows[start:end] for place, start, end in zip(there, starts, starts[1:], strict=False)}
+
+
+def together(
+    model: onnx.ModelProto, decoder: ServedDecoder, schedule: Sequence[Sequence[int]], given: Sequence[Array]
+) -> list[list[Array]]:
+    """The logits of each request in each step where it has new tokens, run at once."""
+    running, found, seen = Running(model, decoder), [list[Array]() for _ in schedule], [0] * len(schedule)
+    for step in range(max(map(len, schedule))):
+        fed: dict[int, Array] = {}
+        for place, steps in enumerate(schedule):
+            if step < len(steps) and any(steps[: step + 1]):
+                fed[place] = given[place][seen[place] : seen[place] + steps[step]]
+                seen[place] += steps[step]
+        for place, rows in running.step(fed).items():
+            found[place] += [rows] if len(rows) else []
     return found
+
+
+def generated(
+    model: onnx.ModelProto, decoder: ServedDecoder, prompts: Sequence[Sequence[int]], counts: Sequence[int], part: int
+) -> list[list[int]]:
+    """So many tokens after each prompt, greedily, prompts in parts; request i begins in step i and ends with its last token."""
+    running, found = Running(model, decoder), [list[int]() for _ in prompts]
+    left = [np.array(prompt, np.int64) for prompt in prompts]
+    for step in itertools.count():
+        there = [place for place in range(min(step + 1, len(prompts))) if len(found[place]) < counts[place]]
+        if not there:
+            return found
+        for place, rows in running.step({place: left[place][:part] for place in there}).items():
+            left[place] = left[place][part:]
+            if not len(left[place]):
+                found[place].append(int(rows[-1].argmax()))
+                left[place] = np.array(found[place][-1:], np.int64)
+    raise AssertionError

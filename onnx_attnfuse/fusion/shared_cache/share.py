@@ -55,6 +55,7 @@ from onnx_attnfuse.fusion.shared_cache.sites import (
 )
 from onnx_attnfuse.fusion.shared_cache.static import is_static, read_static
 from onnx_attnfuse.graph.build import Builder
+from onnx_attnfuse.graph.dtypes import HALVES
 from onnx_attnfuse.graph.edit import Snapshot
 from onnx_attnfuse.graph.order import NodeOrder
 from onnx_attnfuse.graph.sizes import resolved
@@ -366,7 +367,7 @@ class Sharing:
 
     def _runs_pages(self, site: CachedSite) -> bool:
         """Whether the execution provider has a kernel that attends to pages."""
-        return site.spec.dtype in self.plan_context.device.provider.pages
+        return site.spec.dtype in HALVES and self._is_from(self.plan_context.device.provider.pages_from)
 
     def _report(self, attended: Attended, sites: Sequence[CachedSite]) -> SiteReport:
         """The report on one attention."""
