@@ -17,7 +17,6 @@ from onnx_attnfuse.graph.build import Builder, dims_of
 from onnx_attnfuse.graph.constants import attribute, constant_tensor, is_standard
 from onnx_attnfuse.graph.dtypes import FLOATS_TO_32, narrows
 from onnx_attnfuse.graph.facts import Facts
-from onnx_attnfuse.graph.rules.reading import read_part
 from onnx_attnfuse.language.expression import Tensor, sigmoid
 from onnx_attnfuse.language.matcher.formula import Formula
 
@@ -240,7 +239,7 @@ def _gate(value: ir.Value, facts: Facts) -> Gate | None:
     if lowest is not None or most != limit or least != (None if limit is None else -limit):
         return None
     halved, alpha = halves(left, right, facts), 1.0 if "alpha" not in found.values else found.numbers.get("alpha")
-    whole = halved or _strided(left, right, facts)
+    whole = halved or halves(left, right, facts, step=2)
     return None if whole is None or alpha is None else Gate(whole, halved is None, alpha, beta, limit)
 
 
@@ -263,17 +262,6 @@ def _clipped(value: ir.Value, facts: Facts) -> tuple[ir.Value, float | None, flo
     if any(bound is not None and number is None for bound, number in zip(bounds, numbers, strict=True)):
         return value, None, None
     return node.inputs[0], numbers[0], numbers[1]
-
-
-def _strided(left: ir.Value, right: ir.Value, facts: Facts) -> ir.Value | None:
-    """The value of which two values are every other channel, the first one's first."""
-    parts = [part for value in (left, right) if (part := read_part(value, facts)) is not None]
-    whole = parts[0].whole if parts else None
-    dims = None if whole is None else facts.dims(whole)
-    if len(parts) < 2 or not dims or not isinstance(dims[-1], int):
-        return None
-    found = [(part.whole, part.axis, part.start, part.stop, part.step) for part in parts]
-    return whole if found == [(whole, len(dims) - 1, begin, dims[-1], 2) for begin in range(2)] else None
 
 
 def _is_view(node: ir.Node, before: ir.Value, facts: Facts, least: ir.DataType | None) -> bool:

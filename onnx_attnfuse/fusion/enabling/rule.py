@@ -10,10 +10,10 @@ import onnx_ir as ir
 
 from onnx_attnfuse.assumptions import AssumptionName
 from onnx_attnfuse.graph.build import Builder, dims_of
-from onnx_attnfuse.graph.constants import attribute, attributes, constant_array, constant_tensor, is_standard
+from onnx_attnfuse.graph.constants import attribute, attributes, constant_tensor, is_standard
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.ops import is_contrib
-from onnx_attnfuse.graph.rules.reading import read_part
+from onnx_attnfuse.graph.rules.reading import Part, read_part
 from onnx_attnfuse.graph.uses import is_read_once, only_reader, producer_of, reads_input
 from onnx_attnfuse.kernels.execution_provider import Paying
 from onnx_attnfuse.kernels.operators import group_query_attention
@@ -148,38 +148,15 @@ def moved_rows(value: ir.Value, facts: Facts) -> Moved:
     return Moved(value, tuple(steps))
 
 
-def halves(left: ir.Value, right: ir.Value, facts: Facts) -> ir.Value | None:
-    """The value whose first and second half along the last axis two values are: by Split, Slice, or as parts of a sequence."""
-    first, second = left.producer(), right.producer()
-    if is_standard(first, "SequenceAt") and is_standard(second, "SequenceAt") and first.inputs[0] is second.inputs[0]:
-        parts = None if first.inputs[0] is None else first.inputs[0].producer()
-        places = [None if node.inputs[1] is None else facts.number(node.inputs[1]) for node in (first, second)]
-        is_both = is_standard(parts, "SplitToSequence") and places == [0, 1]
-        return parts.inputs[0] if parts is not None and is_both and _are_halves(parts, facts) else None
+def halves(left: ir.Value, right: ir.Value, facts: Facts, *, step: int = 1) -> ir.Value | None:
+    """The value of which two others are the first and second half of the last axis, or by a step of 2 its channels in turn."""
     one, other = (read_part(value, facts) for value in (left, right))
-    if one is None or other is None or one.whole is not other.whole or facts.dims(left) != facts.dims(right):
+    dims = None if one is None else facts.dims(one.whole)
+    if one is None or other is None or one.whole is not other.whole or not dims or facts.dims(left) != facts.dims(right):
         return None
-    dims = facts.dims(one.whole)
-    if not dims:
-        return None
-    is_last = one.axis == other.axis == len(dims) - 1 and one.step == other.step == 1
-    return one.whole if is_last and (one.start, one.stop, other.stop) == (0, other.start, dims[-1]) else None
-
-
-def _is_cut_last(node: ir.Node, facts: Facts) -> bool:
-    """Whether a SplitToSequence cuts along the last axis."""
-    rank = None if node.inputs[0] is None else facts.rank(node.inputs[0])
-    return rank is not None and rank > 0 and attribute(node, "axis", 0) % rank == rank - 1
-
-
-def _are_halves(node: ir.Node, facts: Facts) -> bool:
-    """Whether a SplitToSequence gives parts of half the length of the last axis, which stays."""
-    if len(node.inputs) == 1 or node.inputs[0] is None or not _is_cut_last(node, facts):
-        return False
-    length, size = (facts.dims(node.inputs[0]) or (None,))[-1], constant_array(node.inputs[1], limit=2)
-    if size is None or not isinstance(length, int) or length % 2:
-        return False
-    return size.reshape(-1).tolist() in ([length // 2], [length // 2] * 2)
+    last, middle = len(dims) - 1, (dims[-1], 1) if step > 1 else (other.start, other.start)
+    wanted = Part(one.whole, last, 0, middle[0], step), Part(one.whole, last, middle[1], dims[-1], step)
+    return one.whole if (one, other) == wanted else None
 
 
 def lengths_follow_from_shapes(node: ir.Node) -> bool:

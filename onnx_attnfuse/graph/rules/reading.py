@@ -104,15 +104,18 @@ class Part:
 
 
 def read_part(value: ir.Value | None, facts: Known) -> Part | None:
-    """The range that a value is, by a Split, or by a Slice along one axis; None where it is something else, or not known."""
+    """The range that a value is, by a Split, a Slice along one axis, or as an entry of a sequence; None where it is not known."""
     node = None if value is None else value.producer()
-    whole = node.inputs[0] if is_standard(node, "Slice", "Split") else None
+    index: Content = None if value is None else value.index()
+    if is_standard(node, "SequenceAt") and node.inputs[0] is not None:
+        node, index = node.inputs[0].producer(), input_content(node, 1, facts)
+    whole = node.inputs[0] if is_standard(node, "Slice", "Split", "SplitToSequence") else None
     dims = None if whole is None else facts.dims(whole)
-    if node is None or value is None or whole is None or not dims:
+    if node is None or whole is None or not dims:
         return None
-    if node.op_type == "Split":
-        lengths, index = split_lengths(node, facts), node.outputs.index(value)
-        if lengths is None or len(lengths) <= index:
+    if node.op_type != "Slice":
+        lengths = split_lengths(node, facts)
+        if lengths is None or not isinstance(index, int) or not 0 <= index < len(lengths):
             return None
         start = functools.reduce(sizes.add, lengths[:index], 0)
         return Part(whole, attribute(node, "axis", 0) % len(dims), start, start + lengths[index])
@@ -186,16 +189,17 @@ def from_start(bound: Dim, dim: Dim) -> Dim | None:
 
 
 def split_lengths(node: ir.Node, facts: Known) -> list[Dim] | None:
-    """The lengths of a Split's parts along its axis."""
-    dims = input_dims(node, 0, facts)
-    lengths = int_list(node, 1, "split", facts)
+    """The lengths of the parts of a Split or SplitToSequence along its axis."""
+    dims, lengths = input_dims(node, 0, facts), int_list(node, 1, "split", facts)
+    axis: int = attribute(node, "axis", 0)
+    length = dims[axis % len(dims)] if dims else None
+    if node.op_type == "SplitToSequence" and isinstance(each := input_content(node, 1, facts), int):
+        return [each] * (length // each) if isinstance(length, int) and each > 0 and length % each == 0 else None
     if lengths is not None:
         return list(lengths)
-    if dims is None or given(node, 1) is not None:
+    if length is None or given(node, 1) is not None or node.op_type != "Split":
         return None
     count = len(node.outputs)
-    axis: int = attribute(node, "axis", 0)
-    length = dims[axis % len(dims)]
     each = sizes.exact_quotient(length, count)
     if each is not None:
         return [each] * count

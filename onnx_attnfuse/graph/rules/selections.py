@@ -132,13 +132,10 @@ def _part(node: ir.Node, facts: Known) -> Sequence[Dims | None]:
     """The shape of a part of a sequence, where a tensor was cut into parts of one length."""
     cut = None if node.inputs[0] is None else node.inputs[0].producer()
     dims = input_dims(cut, 0, facts) if is_standard(cut, "SplitToSequence") else None
-    if cut is None or not dims:
+    lengths = None if cut is None or not dims else split_lengths(cut, facts)
+    if cut is None or not dims or not lengths or len(set(lengths)) > 1:
         return [None]
-    axis: int = attribute(cut, "axis", 0) % len(dims)
-    length, total = input_content(cut, 1, facts), dims[axis]
-    if not isinstance(length, int) or not isinstance(total, int) or length < 1 or total % length:
-        return [None]
-    return [_with_length(dims, axis, length)]
+    return [_with_length(dims, attribute(cut, "axis", 0) % len(dims), lengths[0])]
 
 
 def _non_zero(node: ir.Node, facts: Known) -> Sequence[Dims | None]:
