@@ -268,3 +268,28 @@ def test_a_fill_that_large_or_low_scores_reach_is_no_mask(fill: str, equal: bool
     extra = "    fifty = Constant<value_float = -50.0>()\n"
     verdict = judged(graph(extra + PADDED + fused, inputs=MASKED, closed="inf"))
     assert verdict.equal is equal, verdict.detail
+
+
+LONG_SUMS = """
+    kt = Transpose<perm = [0, 2, 1]>(k)
+    small = Constant<value_float = 0.05>()
+    qk = MatMul(q, kt)
+    scaled = Mul(qk, small)
+    weights = Softmax<axis = -1>(scaled)
+    old = MatMul(weights, v)
+    new = com.microsoft.MultiHeadAttention<num_heads = 1, scale = {scale}>(q, k, {values})
+"""
+
+
+@pytest.mark.parametrize(
+    ("scale", "values", "equal"),
+    [
+        pytest.param("0.05", "v", True, id="another order of thousands of additions"),
+        pytest.param("0.050015", "v", False, id="scale off by three ten-thousandths"),
+        pytest.param("0.05", "k", False, id="keys for values"),
+    ],
+)
+def test_large_scores_are_no_difference_by_the_order_of_their_sums(scale: str, values: str, equal: bool) -> None:
+    inputs = ", ".join(f"{{type}}[2, 64, 8192] {name}" for name in "qkv")
+    verdict = judged(graph(LONG_SUMS.format(scale=scale, values=values), inputs=inputs))
+    assert verdict.equal == equal, verdict.detail
