@@ -39,22 +39,25 @@ from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.ops import ASKS_SHAPE, REDUCTIONS
 from onnx_attnfuse.graph.rules.reading import axes_of
 from onnx_attnfuse.reasons import Refused
-from onnx_attnfuse.thresholds import BESIDE_SOFTENING, LEAST_EXPONENT, LEAST_SUM, SOFTENS
+from onnx_attnfuse.thresholds import BESIDE_SOFTENING, LEAST_EXPONENT, LEAST_SUM, MASKS, SOFTENS
 
 MOST_NODES = 256
 """Nodes above or below a value beyond which it is left as it is."""
 
 
 class Reading(Execution):
-    """The graph, executed from values whose elements are ordinary numbers; all others may hold numbers that mask."""
+    """The graph, executed from values whose elements are ordinary numbers; others are if they are computed as activations are."""
 
     def __init__(self, facts: Facts, ends: Sequence[ir.Value]) -> None:
         self.names: dict[ir.Value, str] = {}
         super().__init__(facts, self._name, {}, lambda value: value in ends or is_product(value, facts), facts.opset, size)
-        self._ordinary = ends
+        self._ordinary, self._bounds = ends, Bounds(facts)
 
     def _name(self, value: ir.Value) -> str:
-        return self.names.setdefault(value, f"{'v' if value in self._ordinary else 'm'}{len(self.names)}")
+        if value not in self.names:
+            is_ordinary = value in self._ordinary or self._bounds.of(value)[0] > MASKS
+            self.names[value] = f"{'v' if is_ordinary else 'm'}{len(self.names)}"
+        return self.names[value]
 
 
 def is_product(value: ir.Value, facts: Facts) -> bool:

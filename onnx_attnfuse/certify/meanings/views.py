@@ -20,6 +20,7 @@ from onnx_attnfuse.certify.terms import (
     add,
     conjoin,
     disjoin,
+    fresh,
     ite,
     multiply,
     number,
@@ -27,6 +28,7 @@ from onnx_attnfuse.certify.terms import (
     product,
     subtract,
     to_real,
+    walk,
 )
 
 _INT64 = ir.DataType.INT64
@@ -192,6 +194,44 @@ def _gather_nd(call: Call) -> Sequence[Array]:
     return [Array([*places.shape[:-1], *data.shape[batch + depth :]], data.dtype, read)]
 
 
+def _scatter_nd(call: Call) -> Sequence[Array]:
+    """The updates where their place is that of an element, else the data.
+
+    Each number of a place is an index of the updates, moved by a number of its own, or the same for all updates; so no two
+    updates have one place.
+    """
+    data, places, updates = (call.array(place) for place in range(3))
+    depth, outer = places.shape[-1], places.rank - 1
+    if call.attribute("reduction", "none") != "none" or depth.op != "const":
+        raise Unsupported("ScatterND that adds, or of unknown depth")
+    own = [ZERO if length is ONE else fresh(length) for length in places.shape[:outer]]
+    numbers = [call.wrapped(places.at(*own, number(axis)), data.shape[axis]) for axis in range(depth.data)]
+    moved = dict[Term, tuple[int, Term]]()
+    for axis, item in enumerate(numbers):
+        inside = [place for place in own if place is not ZERO and place in walk(item)]
+        if not inside:
+            continue
+        by = subtract(item, inside[0])
+        if len(inside) > 1 or inside[0] in moved or inside[0] in walk(by):
+            raise Unsupported("ScatterND to places that are no part of the axes")
+        moved[inside[0]] = axis, by
+    if any(place is not ZERO and place not in moved for place in own):
+        raise Unsupported("ScatterND of several updates to one place")
+
+    def read(place: Index) -> Term:
+        found = [ZERO if item is ZERO else subtract(place[moved[item][0]], moved[item][1]) for item in own]
+        tests = [
+            conjoin(arithmetic.at_most(ZERO, item), arithmetic.below(item, length))
+            for item, length in zip(found, places.shape, strict=False)
+            if item is not ZERO
+        ]
+        fixed = set(range(depth.data)).difference(axis for axis, _ in moved.values())
+        tests += [arithmetic.equals(place[axis], numbers[axis]) for axis in fixed]
+        return ite(conjoin(*tests), updates.at(*found, *place[depth.data :]), data.at(*place))
+
+    return [Array(data.shape, data.dtype, read)]
+
+
 def _tile(call: Call) -> Sequence[Array]:
     data, times = call.array(0), call.array(1).items()
     shape = [multiply(length, count) for length, count in zip(data.shape, times, strict=True)]
@@ -319,7 +359,8 @@ def _unfold(call: Call) -> Sequence[Array]:
 MEANINGS: Mapping[str, Meaning] = {
     "Identity": _identity, "Shape": _shape, "Size": _size, "Reshape": _reshape, "Flatten": _flatten, "Squeeze": _squeeze,
     "Unsqueeze": _unsqueeze, "Transpose": _transpose, "Expand": _expand, "Concat": _concat, "Slice": _slice, "Split": _split,
-    "Gather": _gather, "GatherElements": _gather_elements, "GatherND": _gather_nd, "Tile": _tile, "Range": _range,
-    "ConstantOfShape": _constant_of_shape, "Pad": _pad, "Trilu": _trilu, "EyeLike": _eye_like, "OneHot": _one_hot,
+    "Gather": _gather, "GatherElements": _gather_elements, "GatherND": _gather_nd, "ScatterND": _scatter_nd,
+    "Tile": _tile, "Range": _range, "ConstantOfShape": _constant_of_shape, "Pad": _pad, "Trilu": _trilu,
+    "EyeLike": _eye_like, "OneHot": _one_hot,
 }  # fmt: skip
 CONTRIB_MEANINGS: Mapping[str, Meaning] = {"UnfoldTensor": _unfold}

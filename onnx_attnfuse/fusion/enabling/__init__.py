@@ -10,7 +10,6 @@ import onnx_ir as ir
 
 from onnx_attnfuse.containment import Subject
 from onnx_attnfuse.fusion.enabling.activations import as_gelu, as_split_gelu, as_sum
-from onnx_attnfuse.fusion.enabling.added_in_place import as_padded_sum
 from onnx_attnfuse.fusion.enabling.experts import as_experts, as_single_experts
 from onnx_attnfuse.fusion.enabling.norms import as_quotient, as_separate_sum, as_skip_norm, as_wide_norm
 from onnx_attnfuse.fusion.enabling.operators import with_bias_after, with_fewer_biases, with_norms_inside, with_packed_projections
@@ -30,7 +29,7 @@ from onnx_attnfuse.graph.ops import read_as
 from onnx_attnfuse.kernels.execution_provider import ExecutionProvider
 from onnx_attnfuse.rewriting import GraphContext
 
-BEFORE: tuple[EnablingRule, ...] = (as_padded_sum, as_product, as_experts, as_single_experts)
+BEFORE: tuple[EnablingRule, ...] = (as_product, as_experts, as_single_experts)
 """Rules that are applied before attention is matched."""
 _APART = "products kept apart from their bias, which ONNX Runtime would make Gemm of"
 APART = {

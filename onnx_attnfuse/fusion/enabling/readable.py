@@ -27,7 +27,20 @@ from onnx_attnfuse.certify.arrays import aligned, axes_of
 from onnx_attnfuse.certify.execution import UNKNOWN, Execution
 from onnx_attnfuse.certify.interned import aside
 from onnx_attnfuse.certify.magnitudes import are_small
-from onnx_attnfuse.certify.terms import NINF, Number, Polynomial, Term, multiply, number, polynomial, substitute, truth, walk
+from onnx_attnfuse.certify.terms import (
+    NINF,
+    ONE,
+    ZERO,
+    Number,
+    Polynomial,
+    Term,
+    multiply,
+    number,
+    polynomial,
+    substitute,
+    truth,
+    walk,
+)
 from onnx_attnfuse.fusion.enabling.rule import EnablingChange
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.constants import attribute, attributes, given, is_constant, is_standard
@@ -187,7 +200,8 @@ def _form(scores: ir.Value, product: ir.Value, nodes: Sequence[ir.Node], facts: 
     reading = Reading(facts, [product])
     try:
         array, own = reading.array(scores, beyond=True), reading.array(product)
-        place = axes_of(array)
+        places = zip(axes_of(array), array.shape, strict=True)
+        place = tuple(ZERO if length is ONE else item for item, length in places)
         term, score = array.at(*place), own.at(*aligned(place, own.shape))
     except UNKNOWN:
         return None
