@@ -1,8 +1,8 @@
 """com.microsoft.PagedAttention, decomposed: tokens of several requests one after the other, keys and values in pages.
 
-A token is of the first request that ends after it. New keys are written to their slots; then each request's pages are
-gathered, and its queries padded to the longest. Pages hold whatever the memory held, so what was not written becomes 0: a weight
-of 0 does not remove NaN.
+A token is of the first request that ends after it. New keys are written to their slots. Then those of each request are gathered,
+and its queries padded to the longest. Pages hold whatever the memory held, and a weight of 0 does not remove NaN. So in the place
+of positions that a request does not have its last one is read, which no row sees.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import numpy as np
 import onnx_ir as ir
 
 from onnx_attnfuse.bodies.core import (
-    BY_HEAD,
     INTEGER,
     AttentionInputs,
     arithmetic,
@@ -24,6 +23,7 @@ from onnx_attnfuse.bodies.core import (
     length_of,
     merge_heads,
     places,
+    split_heads,
 )
 from onnx_attnfuse.bodies.fused_node import Body, FusedNode
 from onnx_attnfuse.graph.build import Builder, dims_of
@@ -77,6 +77,11 @@ def _plus(build: Builder, value: ir.Value, number: int) -> ir.Value:
     return arithmetic(build, "Add", value, integer(build, number))
 
 
+def _counting(build: Builder, count: ir.Value) -> ir.Value:
+    """0, 1, ... up to a number, (1)."""
+    return build.node("Range", [integer(build, 0), build.reshape(count, ()), integer(build, 1)])
+
+
 def _of(build: Builder, value: ir.Value, index: ir.Value) -> ir.Value:
     """The elements (t) of one for each request at those of tokens."""
     return build.node("Gather", [value, index], {"axis": 0}, dims=build.facts.dims(index), dtype=INTEGER)
@@ -94,38 +99,33 @@ def body(fused: FusedNode) -> Body:
     tokens, size = fused.dims(query)[0], fused.share(fused.dims(query)[1], heads, "the head size")
     past = fused.operand("past_seqlens")
     at = packed(build, fused.operand("cumulative_sequence_length"), past, tokens)
-    batch = fused.dims(past)[0]
-    blocks, block, *_ = fused.dims(caches[0])
+    batch, (blocks, block, *_) = fused.dims(past)[0], fused.dims(caches[0])
     table = build.elementwise("Max", [build.cast(fused.operand("block_table"), INTEGER), integer(build, 0)], INTEGER)
     within, length = length_of(build, block), arithmetic(build, "Add", at.past, at.new)
-    last = _plus(build, build.reduce("ReduceMax", length, [0]), -1)
-    columns = _plus(build, arithmetic(build, "Div", last, within), 1)
-    read = build.node("Slice", [table, build.constant([0]), columns, build.constant([1])])
-    used = dims_of(build, read)[1]
     page = _nd(build, table, [at.request, arithmetic(build, "Div", at.position, within)], [tokens], INTEGER)
     slots = _joined(build, [page, arithmetic(build, "Mod", at.position, within)], tokens)
-    reach = used * block
+    reached, row = (_counting(build, build.reduce("ReduceMax", item, [0])) for item in (length, at.new))
+    (reach,), (rows,) = dims_of(build, reached), dims_of(build, row)
+    last = arithmetic(build, "Max", _plus(build, column(build, length), -1), integer(build, 0))
+    read = arithmetic(build, "Min", reached, last)
+    index = {"axis": 1}
+    page = build.node(
+        "GatherElements", [table, arithmetic(build, "Div", read, within)], index, dims=(batch, reach), dtype=INTEGER
+    )
+    read = arithmetic(build, "Add", arithmetic(build, "Mul", page, within), arithmetic(build, "Mod", read, within))
     presents, keys = list[ir.Value](), list[ir.Value]()
     for cache, item in zip(caches, new, strict=True):
-        part = build.reshape(item, (tokens, kv_heads, size))
-        dims = (blocks, block, kv_heads, size)
+        part, dims = build.reshape(item, (tokens, kv_heads, size)), (blocks, block, kv_heads, size)
         presents.append(build.node("ScatterND", [cache, slots, part], dims=dims, dtype=dtype))
-        found = build.node("Gather", [presents[-1], read], {"axis": 0}, dims=(batch, used, block, kv_heads, size), dtype=dtype)
-        keys.append(build.transpose(build.reshape(found, (batch, reach, kv_heads, size)), BY_HEAD))
-    longest = build.reduce("ReduceMax", at.new, [0])
-    row = build.node("Range", [integer(build, 0), build.reshape(longest, ()), integer(build, 1)])
-    (rows,) = dims_of(build, row)
-    last = _plus(build, length_of(build, tokens), -1)
-    chosen = arithmetic(build, "Min", arithmetic(build, "Add", column(build, at.starts), row), last)
+        flat = build.reshape(presents[-1], (blocks * block, kv_heads * size))
+        found = build.node("Gather", [flat, read], {"axis": 0}, dims=(batch, reach, kv_heads * size), dtype=dtype)
+        keys.append(split_heads(build, found, kv_heads, size))
+    end = _plus(build, length_of(build, tokens), -1)
+    chosen = arithmetic(build, "Min", arithmetic(build, "Add", column(build, at.starts), row), end)
     padded = build.node("Gather", [query, chosen], {"axis": 0}, dims=(batch, rows, heads * size), dtype=dtype)
-    padded = build.transpose(build.reshape(padded, (batch, rows, heads, size)), BY_HEAD)
-    reached = places(build, reach)
-    written = build.reshape(compared(build, "Less", reached, column(build, length)), (batch, 1, reach, 1))
-    zero = build.scalar(0.0, dtype)
-    key, value = (build.node("Where", [written, item, zero], dims=fused.dims(item), dtype=dtype) for item in keys)
     seen = _seen(fused, arithmetic(build, "Add", column(build, at.past), row), reached, (batch, 1, rows, reach))
     problem = AttentionInputs(
-        padded, key, value, dtype, heads, size,
+        split_heads(build, padded, heads, size), keys[0], keys[1], dtype, heads, size,
         scale=fused.attribute("scale"), softcap=fused.attribute("softcap", 0.0), seen=seen, sink=fused.given("head_sink"),
     )  # fmt: skip
     result = merge_heads(build, decompose(build, problem).result)
@@ -170,9 +170,12 @@ def _nd(build: Builder, data: ir.Value, index: list[ir.Value], dims: list[Dim], 
 def put_in_place(builder: Builder, node: ir.Node) -> None:
     """Puts operators of the standard in the place of PagedAttention."""
     builder.at(node)
+    count = len(builder.added)
     fused = FusedNode(node, builder, tuple(node.inputs))
     found = body(fused)
     fused.finish()
+    for item in builder.added[count:]:
+        item.metadata_props.update(node.metadata_props)
     for old, value in zip(node.outputs, found.values, strict=True):
         assert value is not None
         value.shape, value.type = old.shape, old.type

@@ -155,17 +155,18 @@ def share_cache(graph: PassContext) -> int:
         return 0
     fold(fuser.graph.builder.rearranged, fuser.graph.builder, "attnfuse/weight")
     kept = {item.node for item in graph.candidates if item.node not in found.sites}
-    graph.candidates = [item for item in graph.found() if item.node in kept]
-    return len(found.sites)
+    graph.candidates = [item for item in graph.found() if item.node in kept or not found.sites]
+    return max(len(found.sites), 1)
 
 
 def check(run: Run) -> int:
-    """Judges a decoder whose cache is shared as the last pass has left it, where the whole model is to be judged.
+    """Judges a decoder whose cache is shared as the last pass has left it, where the whole model is to be judged, or has pages.
 
     Raises:
         VerificationError: It differs.
     """
-    if run.shared.check is None or run.verifier.level != "model":
+    has_pages = run.shared.decoder is not None and run.shared.decoder.pages is not None
+    if run.shared.check is None or not (run.verifier.level == "model" or has_pages):
         return 0
     try:
         verified = run.shared.check()

@@ -345,6 +345,7 @@ def page(builder: Builder, item: Attended, step: Step, new: Size) -> Attended:
     width, dtype = dims_of(builder, result)[2], facts.dtype(result)
     first = builder.node(NAME, inputs, given, domain=CONTRIB, dims=[new, width], dtype=dtype, hint=node.name, outputs=3)
     made = producer_of(first)
+    made.metadata_props.update(item.site.node.metadata_props)
     for past, old, present in zip(item.site.past, item.present, made.outputs[1:], strict=True):
         _, heads, _, size = dims_of(builder, past)
         past.shape = present.shape = ir.Shape(["num_blocks", "block_size", _shown(heads), _shown(size)])

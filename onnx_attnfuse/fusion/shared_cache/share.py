@@ -142,7 +142,8 @@ class Sharing:
 
         with contained(_SHARING, scope.path, undo) as attempt:
             rest = [item.spec for item in candidates if item.spec is not None and item not in cached]
-            return dataclasses.replace(self._shared(sites, encoded(rest, facts)), candidates=tuple(cached))
+            found = self._shared(sites, encoded(rest, facts))
+            return dataclasses.replace(found, candidates=tuple(item for item in cached if item.node in found.sites))
         assert attempt.reason is not None
         return left({item.node: attempt.reason for item in cached})
 
@@ -253,8 +254,10 @@ class Sharing:
                 pages=decoder.pages,
             )
             reports = {item.site.node: self._report(item, sites) for item in attended}
-            for item in attended if self.is_paged and not self._runs_pages(sites[0]) else ():
-                put_in_place(self.context.builder, item.node)
+            if self.is_paged and not self._runs_pages(sites[0]):  # attentions that are found again, and fused as any other
+                reports.clear()
+                for item in attended:
+                    put_in_place(self.context.builder, item.node)
             check = self._check(before, loop)
             verified = check()
             reports = {node: dataclasses.replace(report, verified=verified) for node, report in reports.items()}
@@ -379,7 +382,6 @@ class Sharing:
             assumed |= {"indices-in-range"}
         found = self.reports[site.node]
         (encoding,) = target.encodings(site.spec, site.meaning)
-        form = attended.form if not self.is_paged or self._runs_pages(site) else f"{attended.form}, in standard operators"
         params = params_of(site.spec, encoding, _TARGET).with_lengths(plan_context.lengths)
         return dataclasses.replace(
             found,
@@ -388,7 +390,7 @@ class Sharing:
             op=attended.node.op_type,
             domain=target.INFO.domain,
             scale=None if site.spec.scale_values else attended.emitted.scale,
-            mask_form=form,
+            mask_form=attended.form,
             kernel=None if self.is_paged else kernel_of_forecast(forecast(params, plan_context.device), plan_context.device),
             layout=attended.emitted.layouts,
             assumptions=named_in_order(*found.assumptions, *assumed),

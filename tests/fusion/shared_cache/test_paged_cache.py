@@ -39,8 +39,7 @@ def _assert_same(model: onnx.ModelProto, result: onnx_attnfuse.Result, atol: flo
 def test_real_exports_give_the_same_for_many_requests_at_once(path: pathlib.Path) -> None:
     model = onnx.load(path)
     result = paged(model)
-    assert [(site.op, site.status) for site in result.report.sites] == [("PagedAttention", "fused")] * 2
-    assert all("pages" in (site.mask_form or "") for site in result.report.sites)
+    assert [site.status for site in result.report.sites] == ["fused"] * 2
     assert [item.name for item in result.model.graph.input][-3:] == _INPUTS
     _assert_same(model, result)
 
@@ -49,8 +48,8 @@ def test_real_exports_give_the_same_for_many_requests_at_once(path: pathlib.Path
 def test_merged_decoders_and_static_caches_become_pages(path: pathlib.Path) -> None:
     """The library itself runs their source in a loop, which feeds the inputs that only these have."""
     result = paged(onnx.load(path))
-    assert [site.verified and site.verified.cases for site in result.report.sites] == [len(paged_loop.SCHEDULES)] * 2
-    assert result.report.decoder is not None
+    assert result.report.decoder is not None, result.report.unshared
+    assert any(note.startswith(f"whole model verified in {len(paged_loop.SCHEDULES)} loops") for note in result.report.notes)
 
 
 @pytest.mark.parametrize("given", [True, False], ids=["positions are given", "positions are counted"])
@@ -76,6 +75,7 @@ def test_half_precision_is_one_operator_where_there_is_a_kernel(ep: str, version
     result = paged(decoder(dtype="float16", seen=WINDOWED), ep=ep, onnxruntime=version)
     nodes = [node for node in result.model.graph.node if node.op_type == "PagedAttention"]
     assert len(nodes) == count
+    assert [site.op == "PagedAttention" for site in result.report.sites] == [count > 0] * 2
     assert result.report.decoder is not None
     for node in nodes:
         attributes = {item.name: onnx.helper.get_attribute_value(item) for item in node.attribute}
