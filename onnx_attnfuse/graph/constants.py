@@ -94,6 +94,14 @@ def given(node: ir.Node, index: int) -> ir.Value | None:
     return node.inputs[index] if index < len(node.inputs) else None
 
 
+def both_ways(node: ir.Node | None, op: str) -> list[tuple[ir.Value, ir.Value]]:
+    """The operands of a node of two, in both orders; none if it is another one."""
+    if not is_standard(node, op):
+        return []
+    left, right = node.inputs
+    return [] if left is None or right is None else [(left, right), (right, left)]
+
+
 def attributes(node: ir.Node) -> dict[str, Any]:
     """All attributes of a node by name, to build one like it."""
     return {name: item.value for name, item in node.attributes.items()}

@@ -25,6 +25,7 @@ from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.constants import (
     Array,
     attribute,
+    both_ways,
     constant_array,
     constant_tensor,
     has_unknown_attribute,
@@ -150,14 +151,11 @@ def read_projection(builder: Builder, chosen: Sequence[Source], targets: Sequenc
 
 def _added(value: ir.Value, width: int, facts: Facts) -> tuple[ir.Value, Array] | None:
     """The two operands of an Add whose second is a bias along the last axis; nothing else may read the sum."""
-    node = value.producer()
-    if not is_standard(node, "Add") or len(viewers(value)) != 1:
+    if len(viewers(value)) != 1 or value.is_graph_output():
         return None
-    if value.is_graph_output():
-        return None
-    for one, other in ((node.inputs[0], node.inputs[1]), (node.inputs[1], node.inputs[0])):
+    for one, other in both_ways(value.producer(), "Add"):
         array = constant_array(other, limit=MAX_BIAS_ELEMENTS)
-        if one is None or array is None or array.size != width or array.shape[-1:] != (width,):
+        if array is None or array.size != width or array.shape[-1:] != (width,):
             continue
         if facts.dims(one) == facts.dims(value) and facts.dtype(one) == facts.dtype(value):
             return one, array.reshape(-1)

@@ -19,7 +19,7 @@ from onnx_attnfuse.attention.axes.views import IndexedValue, aligned, is_short, 
 from onnx_attnfuse.attention.match.operands import sources
 from onnx_attnfuse.attention.spec import AttentionSpec, Source
 from onnx_attnfuse.graph.build import Builder
-from onnx_attnfuse.graph.constants import attribute, constant_tensor, is_readable, is_standard
+from onnx_attnfuse.graph.constants import attribute, both_ways, constant_tensor, is_readable, is_standard
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.rules.reading import read_part
 from onnx_attnfuse.graph.uses import viewers
@@ -173,11 +173,8 @@ def _linear(operand: tuple[Source, ...], name: str, spec: AttentionSpec, facts: 
 
 def _added(indexed: IndexedValue, facts: Facts) -> tuple[IndexedValue, IndexedValue] | None:
     """The two operands of an Add whose second is a constant."""
-    node = indexed.value.producer()
-    if not is_standard(node, "Add"):
-        return None
-    for one, other in ((node.inputs[0], node.inputs[1]), (node.inputs[1], node.inputs[0])):
-        if one is None or other is None or facts.dims(one) != facts.dims(indexed.value):
+    for one, other in both_ways(indexed.value.producer(), "Add"):
+        if facts.dims(one) != facts.dims(indexed.value):
             continue
         axes = aligned(other, indexed.axes, facts)
         if axes is not None and _origin(IndexedValue(other, axes), facts) is not None:

@@ -18,7 +18,7 @@ import onnx_ir as ir
 from onnx_attnfuse.attention.axes.factors import new_axes, refined
 from onnx_attnfuse.attention.axes.views import IndexedValue, upward
 from onnx_attnfuse.graph.build import Builder
-from onnx_attnfuse.graph.constants import Array, attribute, constant_array, is_standard
+from onnx_attnfuse.graph.constants import Array, attribute, both_ways, constant_array, is_standard
 from onnx_attnfuse.graph.dtypes import narrows
 from onnx_attnfuse.graph.edit import replace_inputs
 from onnx_attnfuse.graph.facts import Facts
@@ -74,13 +74,12 @@ def _decomposed(value: ir.Value, facts: Facts) -> RmsNorm | None:
     around: list[ir.Node] = []
     value = _before_cast(value, around)
     outer = value.producer()
-    if is_standard(outer, "Mul"):
-        for one, weight in (outer.inputs, reversed(outer.inputs)):
-            if one is not None and weight is not None and facts.rank(weight) == 1:
-                inside = [*around, outer]
-                found = _quotient(_before_cast(one, inside), weight, inside, facts)
-                if found is not None:
-                    return found
+    for one, weight in both_ways(outer, "Mul"):
+        if outer is not None and facts.rank(weight) == 1:
+            inside = [*around, outer]
+            found = _quotient(_before_cast(one, inside), weight, inside, facts)
+            if found is not None:
+                return found
     return _quotient(value, None, around, facts)
 
 

@@ -14,7 +14,7 @@ import onnx_ir as ir
 
 from onnx_attnfuse.fusion.enabling.rule import halves
 from onnx_attnfuse.graph.build import Builder, dims_of
-from onnx_attnfuse.graph.constants import attribute, constant_tensor, is_standard
+from onnx_attnfuse.graph.constants import attribute, both_ways, constant_tensor, is_standard
 from onnx_attnfuse.graph.dtypes import FLOATS_TO_32, narrows
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.language.expression import Tensor, sigmoid
@@ -133,14 +133,6 @@ def plain(value: ir.Value, facts: Facts, least: ir.DataType | None = None) -> ir
         if node is None or before is None or not _is_view(node, before, facts, least):
             return value
         value = before
-
-
-def both_ways(node: ir.Node | None, op: str) -> list[tuple[ir.Value, ir.Value]]:
-    """The operands of a node of two, in both orders; none if it is another one."""
-    if not is_standard(node, op):
-        return []
-    left, right = node.inputs
-    return [] if left is None or right is None else [(left, right), (right, left)]
 
 
 def _in_turn(value: ir.Value, builder: Builder) -> ir.Value:

@@ -18,10 +18,10 @@ import dataclasses
 import numpy as np
 import onnx_ir as ir
 
-from onnx_attnfuse.fusion.enabling.expert_layers import ExpertLayer, both_ways, plain, read_layer
+from onnx_attnfuse.fusion.enabling.expert_layers import ExpertLayer, plain, read_layer
 from onnx_attnfuse.fusion.enabling.rule import EnablingChange, enabling
 from onnx_attnfuse.graph.build import Builder
-from onnx_attnfuse.graph.constants import attribute, is_standard
+from onnx_attnfuse.graph.constants import attribute, both_ways, is_standard
 from onnx_attnfuse.graph.dtypes import largest
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.facts_view import Dims

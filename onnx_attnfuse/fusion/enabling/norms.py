@@ -17,7 +17,7 @@ import onnx_ir as ir
 
 from onnx_attnfuse.fusion.enabling.rule import EnablingChange, enabling, own_bias
 from onnx_attnfuse.graph.build import Builder, dims_of
-from onnx_attnfuse.graph.constants import attribute, is_standard
+from onnx_attnfuse.graph.constants import attribute, both_ways, is_standard
 from onnx_attnfuse.graph.dtypes import HALVES
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.ops import CONTRIB
@@ -33,13 +33,11 @@ def as_quotient(node: ir.Node, builder: Builder) -> EnablingChange | None:
     Torch's `rsqrt` is exported as Sqrt and Reciprocal. ONNX Runtime finds RMS normalization by its division, and a decomposed one
     costs six passes over the activations instead of one.
     """
-    for one, other in ((node.inputs[0], node.inputs[1]), (node.inputs[1], node.inputs[0])):
-        inverse = None if one is None else one.producer()
+    for one, other in both_ways(node, "Mul"):
+        inverse = one.producer()
         root = inverse.inputs[0] if is_standard(inverse, "Reciprocal") else None
         origin = None if root is None else root.producer()
-        if one is None or other is None or root is None or not is_standard(origin, "Sqrt"):
-            continue
-        if not is_read_once(one) or not is_read_once(root):
+        if root is None or not is_standard(origin, "Sqrt") or not is_read_once(one) or not is_read_once(root):
             continue
         quotient = builder.node("Div", [other, root], hint=f"{node.name}/quotient")
         return EnablingChange(((node.outputs[0], quotient),), (other, *(value for value in origin.inputs if value is not None)))

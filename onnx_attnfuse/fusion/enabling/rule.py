@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from onnx_attnfuse.assumptions import AssumptionName
 from onnx_attnfuse.graph.build import Builder, dims_of
-from onnx_attnfuse.graph.constants import attribute, attributes, constant_tensor, is_standard
+from onnx_attnfuse.graph.constants import attribute, attributes, both_ways, constant_tensor, is_standard
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.ops import is_contrib
 from onnx_attnfuse.graph.rules.reading import Part, read_part
@@ -73,15 +73,10 @@ def own_bias(value: ir.Value, facts: Facts) -> tuple[ir.Value, ir.Value] | None:
 
 def added_bias(value: ir.Value, facts: Facts) -> tuple[ir.Value, ir.Value] | None:
     """The two operands of an Add whose second is a constant along the last axis."""
-    node = value.producer()
-    if not is_standard(node, "Add"):
-        return None
-    left, right = node.inputs
     dims = facts.dims(value)
-    for one, other in ((left, right), (right, left)):
-        if one is None or other is None or dims is None or constant_tensor(other) is None:
-            continue
-        if facts.dims(one) == dims and facts.dims(other) == dims[-1:] and facts.dtype(other) == facts.dtype(value):
+    for one, other in both_ways(value.producer(), "Add") if dims else ():
+        is_along = dims is not None and facts.dims(one) == dims and facts.dims(other) == dims[-1:]
+        if is_along and constant_tensor(other) is not None and facts.dtype(other) == facts.dtype(value):
             return one, other
     return None
 
