@@ -6,6 +6,7 @@ every place of the present is looked up: in the past, among the new keys, or in 
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 
 import numpy as np
@@ -30,6 +31,7 @@ from onnx_attnfuse.bodies.core import (
 from onnx_attnfuse.bodies.fused_node import Body, FusedNode
 from onnx_attnfuse.bodies.kv_append import Cache, cache_of
 from onnx_attnfuse.bodies.rotary_embedding import looked_up, rotated
+from onnx_attnfuse.bodies.window_cache import WindowCache
 from onnx_attnfuse.graph import sizes
 from onnx_attnfuse.graph.build import dims_of
 from onnx_attnfuse.graph.dtypes import largest, widened
@@ -53,16 +55,15 @@ def body(fused: FusedNode) -> Body:
     if len(fused.all_given("q_norm_weight", "k_norm_weight")) == 1:
         raise Refused("malformed", "weights of normalization are for queries and keys, or for neither", fused.node.name)
     _, heads, rows, size = dims_of(build, query)
-    if fused.attribute("sliding_window_cache", 0):
-        raise Refused("not-decomposed", "a cache of no more than a window cannot be decomposed", fused.node.name)
     if dims_of(build, key)[2] == 0:
         raise Refused("not-decomposed", "attention to a buffer without new keys cannot be decomposed", fused.node.name)
     cache = _cache(fused, rows)
     if fused.attribute("do_rotary", 0):
         query, key = (_turned(fused, item, cache) for item in (query, key))
     scales = [_scale(fused, item, name) for item, name in ((key, "k"), (value, "v"))]
-    presents = cache.appended([_stored(fused, item, scale) for item, scale in zip((key, value), scales, strict=True)])
-    key, value = presents if added is None else (cache.cut(item) for item in presents)
+    stored = [_stored(fused, item, scale) for item, scale in zip((key, value), scales, strict=True)]
+    held = _held(fused, cache, stored)
+    presents, (key, value) = held.presents, held.read
     key, value = (_read(fused, item, scale, size) for item, scale in zip((key, value), scales, strict=True))
     problem = AttentionInputs(
         query,
@@ -74,7 +75,7 @@ def body(fused: FusedNode) -> Body:
         scale=fused.attribute("scale"),
         softcap=fused.attribute("softcap", 0.0),
         added=() if added is None else (added,),
-        seen=_seen(fused, cache, dims_of(build, key)[2]),
+        seen=held.seen,
         sink=_sink(fused),
         empty_is_zero=added is not None,
     )
@@ -84,8 +85,42 @@ def body(fused: FusedNode) -> Body:
     )
     possible = [cache.rows_defined(), None if added is None else _has_a_key(fused, added, problem.seen)]
     row_tests = [item for item in possible if item is not None]
-    defined = (build.logical("And", row_tests) if row_tests else None, *[cache.keys_defined(presents[0])] * 2)
+    defined = (build.logical("And", row_tests) if row_tests else None, *[held.defined] * 2)
     return Body((result, *presents), tuple(operands), defined, () if added is None else (added,))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Held:
+    """Keys and values after an append."""
+
+    presents: list[ir.Value]
+    read: list[ir.Value]
+    """Those that the attention reads."""
+    seen: ir.Value | None
+    """Which of them each row sees; None: all."""
+    defined: ir.Value | None
+    """The positions of the presents that hold something; None: all."""
+
+
+def _held(fused: FusedNode, cache: Cache, stored: list[ir.Value]) -> _Held:
+    """Keys and values after new ones were appended.
+
+    Raises:
+        Refused: They are in a buffer of no more than a window, and it is not known what that holds.
+    """
+    build, added = fused.build, fused.given("attention_bias")
+    if not fused.attribute("sliding_window_cache", 0):
+        presents = cache.appended(stored)
+        read = presents if added is None else [cache.cut(item) for item in presents]
+        seen = _seen(fused, cache, dims_of(build, read[0])[2])
+        return _Held(presents, read, seen, cache.keys_defined(presents[0]))
+    window: int = fused.attribute("local_window_size", -1)
+    if window < 1 or added is not None or cache.starts is None or cache.ends is None or not fused.attribute("causal", 1):
+        what = "a cache of no more than a window needs one, a past, and lengths, and no bias"
+        raise Refused("not-decomposed", what, fused.node.name)
+    windowed = WindowCache(cache, cache.starts, cache.ends, window)
+    everything = windowed.everything(stored)
+    return _Held([windowed.kept(item) for item in everything], everything, windowed.seen(), windowed.keys_defined())
 
 
 def _has_a_key(fused: FusedNode, added: ir.Value, seen: ir.Value | None) -> ir.Value:

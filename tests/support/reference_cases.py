@@ -162,6 +162,9 @@ def _grouped(
 
     def where(inputs: Inputs) -> list[Array]:
         keys = np.arange(max(longest, buffer)) < ends[:, None]
+        if attributes.get("sliding_window_cache"):
+            at_once = buffer - attributes["local_window_size"] + 1
+            keys = np.arange(buffer) < (ends - at_once * -(-np.maximum(ends - buffer, 0) // at_once))[:, None]
         rows = np.arange(s) < (np.asarray(counts) if counts else np.where(s == longest, ends, s))[:, None]
         return [rows, keys[:, None], keys[:, None]]
 
@@ -207,6 +210,9 @@ def _grouped_cases() -> Iterator[Case]:
     for (place, where), (form, what) in itertools.product(places.items(), forms.items()):
         if not ("counts" in where and form == "both ways"):  # refused
             yield _grouped(f"{place}, {form}", **where, **what)
+    counted = {**places["counted rows"], "sliding_window_cache": 1, "local_window_size": 3}
+    for room, form in itertools.product((3, 4, 6, _BUFFER), ("cap", "packed", "turned", "turned, positions", "sinks")):
+        yield _grouped(f"counted rows in a window of {room}, {form}", **{**counted, "buffer": room}, **forms[form])
     yield _grouped("counted rows of a prompt, turned", **places["ragged prompt into a buffer"], counts=(7, 3, 5), turned=32)
     for (b, s), window in itertools.product(_LONG, (-1, 40)):
         yield _grouped(f"long {b}x{s}", b, s, h=64, local_window_size=window)

@@ -101,3 +101,17 @@ def test_rows_are_counted_where_they_fit_and_there_is_a_past(counts: list[int], 
         return
     with pytest.raises(ValueError, match=said):
         group_query_attention(*inputs, num_heads=4, kv_num_heads=2)
+
+
+def test_a_cache_of_no_more_than_a_window_needs_one() -> None:
+    operands = [np.ones((1, 2, width), np.float32) for width in (64, 32, 32)]
+    held, lengths = [np.ones((1, 2, 4, 16), np.float32)] * 2, [np.asarray([5], np.int32), np.asarray(6, np.int32)]
+    counted = [*[None] * 9, np.asarray([2], np.int32)]
+    settings: dict[str, Any] = {"num_heads": 4, "kv_num_heads": 2, "sliding_window_cache": 1}
+    output, key, _ = group_query_attention(*operands, *held, *lengths, *counted, local_window_size=3, **settings)
+    assert (output.shape, key.shape) == ((1, 2, 64), (1, 2, 4, 16))
+    with pytest.raises(ValueError, match="needs one"):
+        group_query_attention(*operands, *held, *lengths, *counted, **settings)
+    biased = [*lengths, None, None, None, np.zeros((1, 1, 2, 6), np.float32), *[None] * 5, counted[-1]]
+    with pytest.raises(ValueError, match="no bias"):
+        group_query_attention(*operands, *held, *biased, local_window_size=3, **settings)
