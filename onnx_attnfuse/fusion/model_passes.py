@@ -29,7 +29,7 @@ from onnx_attnfuse.graph.ops import is_attention
 from onnx_attnfuse.graph.scopes import all_names, scopes
 from onnx_attnfuse.kernels import providers
 from onnx_attnfuse.kernels.capture import capture_blockers
-from onnx_attnfuse.kernels.device import resolve, runtime_version
+from onnx_attnfuse.kernels.device import resolve
 from onnx_attnfuse.kernels.execution_provider import ExecutionProvider
 from onnx_attnfuse.kernels.operators import group_query_attention, info_of
 from onnx_attnfuse.kernels.operators.group_query_attention import INFO
@@ -40,7 +40,7 @@ from onnx_attnfuse.rewriting import GraphContext
 from onnx_attnfuse.serving.decoder import ServedDecoder, StepSizes
 from onnx_attnfuse.targets import packed
 from onnx_attnfuse.verify.quantised.roundings import DequantisedAttention
-from onnx_attnfuse.verify.runtime import available
+from onnx_attnfuse.verify.runtime import available, judging
 
 
 def check_options(options: Options) -> None:
@@ -143,8 +143,7 @@ def share_cache(graph: PassContext) -> int:
 
     fuser = graph.new_site_fuser()
     length, is_quantised = run.options.context_length, run.options.kv_cache != "same"
-    runtimes = [item for item in (run.runtime, runtime_version(None, providers.provider("cpu"))) if item]
-    oldest = min(runtimes, default=None)
+    oldest = min((version for version in (run.runtime, judging()) if version is not None), default=None)
     asked = run.options.window_cache
     found = Sharing(
         fuser.graph, fuser.context, run.plan_context, run.merged, length, is_quantised, is_paged, oldest, asked

@@ -84,6 +84,12 @@ def installed() -> str:
     return str(loaded().__version__)
 
 
+def judging() -> tuple[int, int] | None:
+    """The version of the ONNX Runtime that judges here, major and minor, whichever distribution it is of; None: there is none."""
+    found = re.match(r"(\d+)\.(\d+)", installed()) if available() else None
+    return None if found is None else (int(found[1]), int(found[2]))
+
+
 def is_old(version: str) -> bool:
     """Whether the kernels of an ONNX Runtime cannot be trusted where they differ from the expected result, or refuse it."""
     found = re.match(r"(\d+)\.(\d+)", version)

@@ -139,3 +139,10 @@ def test_nothing_is_said_or_counted_where_one_is_fixed(name: str) -> None:
     assert result.report.decoder is not None, result.report.notes
     assert not any("one new token" in note for note in result.report.notes)
     assert all(len(node.input) < 17 for node in result.model.graph.node if node.op_type == "GroupQueryAttention")
+
+
+def test_the_runtime_that_judges_counts_whichever_distribution_it_is_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("onnx_attnfuse.verify.runtime.installed", lambda: "1.31.1")
+    found = _shared(decoder()).report.decoder
+    assert found is not None
+    assert not found.takes_chunks
