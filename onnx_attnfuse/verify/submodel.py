@@ -4,7 +4,7 @@ ONNX Runtime's CPU has no kernels for bfloat16, and float16 is rounded at every 
 be made `widened`: inputs, constants and cast targets of both types become float32.
 
 A piece whose lengths are fixed and too large to be run becomes one of the same structure with a shorter axis (`smaller`). A
-length in the shapes of inputs is replaced everywhere by a small one: in these shapes, in whole multiples of it, in integer
+length in the shapes of inputs is replaced everywhere by a small one: in these shapes, in multiples of it, in integer
 constants, in attributes, and constant tables are cut. The smaller piece is a graph of its own with facts of its own. Where its
 numbers do not fit together any more the original does not run, and nothing is said to be equal.
 """
@@ -280,15 +280,21 @@ def _bytes(tensor: ir.TensorProtocol) -> bytes:
 
 
 def smaller(subgraph: Subgraph, assumed: Assumed) -> Iterator[tuple[int, Subgraph, Facts]]:
-    """For each long axis, longest first, its length and the piece with this and the longer ones shortened."""
-    lengths = {dim for item in subgraph.inputs for dim in item.dims if isinstance(dim, int) and dim >= _LONG}
+    """For each long axis, longest first, its length and the piece with this and the longer ones shortened.
+
+    Then the same for each side of a square of cells that are a long axis, alone; tables and channels stay.
+    """
+    lengths = {dim for item in subgraph.inputs for dim in item.dims if isinstance(dim, int)}
+    axes = sorted((dim for dim in lengths if dim >= _LONG), reverse=True)
+    sides = [dim for dim in map(math.isqrt, axes) if dim * dim in axes and dim in lengths]
     if any(list(subgraphs(node)) for node in subgraph.nodes):
         return
-    bounds = _numbers(subgraph)
-    for place, length in enumerate(sorted(lengths, reverse=True), 3):
+    bounds, whole = _numbers(subgraph), subgraph
+    for place, length in [*enumerate(axes, 3), *((1, side) for side in sides)]:
         few = place * _FEW // 3 + max((number for number in bounds if number < length), default=0)
         if few < length:
-            subgraph, facts = _Shortened(length, few).of(subgraph, assumed)
+            is_side = length < _LONG
+            subgraph, facts = _Shortened(length, few, is_side=is_side).of(whole if is_side else subgraph, assumed)
             yield length, subgraph, facts
 
 
@@ -303,11 +309,10 @@ def _numbers(subgraph: Subgraph) -> set[int]:
 
 
 class _Shortened:
-    """One length of a piece replaced."""
+    """One length of a piece replaced, with its multiples, or with its square."""
 
-    def __init__(self, length: int, few: int) -> None:
-        self._length = length
-        self._few = few
+    def __init__(self, length: int, few: int, *, is_side: bool) -> None:
+        self._length, self._few, self._is_side = length, few, is_side
         self._values: dict[ir.Value, ir.Value] = {}
 
     def of(self, subgraph: Subgraph, assumed: Assumed) -> tuple[Subgraph, Facts]:
@@ -325,10 +330,14 @@ class _Shortened:
         return Subgraph(tuple(nodes), tuple(inputs), tuple(constants), results), Facts(graph, known, assumed)
 
     def _dim(self, dim: Dim) -> Dim:
-        each = sizes.exact_quotient(dim, self._length)
-        return dim if each is None or dim == 0 else each * self._few
+        each = None if dim == 0 else sizes.exact_quotient(dim, self._length)
+        if self._is_side:
+            return self._int(dim) if isinstance(dim, int) else dim
+        return dim if each is None else each * self._few
 
     def _int(self, number: int) -> int:
+        if self._is_side:
+            return {self._length: self._few, self._length**2: self._few**2}.get(number, number)
         return number if number % self._length else number // self._length * self._few
 
     def _value(self, value: ir.Value) -> ir.Value:
@@ -343,7 +352,7 @@ class _Shortened:
     def _tensor(self, tensor: ir.TensorProtocol) -> ir.TensorProtocol:
         dims = tensor.shape.numpy()
         listed = tensor.size <= _LISTED and len(dims) < 2 and tensor.dtype in {ir.DataType.INT64, ir.DataType.INT32}
-        cut = tuple(slice(self._int(dim)) for dim in dims)
+        cut = tuple(slice(dim if self._is_side else self._int(dim)) for dim in dims)
         array = read_tensor(tensor) if listed or any(part.stop != dim for part, dim in zip(cut, dims, strict=True)) else None
         if array is None:
             return tensor

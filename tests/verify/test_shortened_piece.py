@@ -41,3 +41,23 @@ def test_an_axis_stays_longer_than_what_it_is_compared_with(bound: int, equal: b
     verdict = judged(ir.from_onnx_text(text), frontier=("x",))
     assert verdict.equal == equal, verdict.detail
     assert "verified at a shorter length" in verdict.detail
+
+
+GRID = """
+    grid = Reshape(q, split_grid)
+    moved = Add(grid, cells)
+    flat_grid = Reshape(moved, all_cells)
+    split_grid = Constant<value_ints = [2, 128, 128, 32]>()
+    all_cells = Constant<value_ints = [2, 16384, 32]>()
+"""
+"""Queries of a square of 128 by 128 cells, each with a number of its own."""
+_SQUARE = "{type}[2, 16384, 32] q, {type}[2, 16384, 32] k, {type}[2, 16384, 32] v, {type}[128, 128, 1] cells"
+
+
+@pytest.mark.parametrize(("scale", "equal"), [("0.25", True), ("0.26", False)])
+def test_a_square_of_cells_is_shortened_by_its_sides(scale: str, equal: bool) -> None:
+    fused = PLAIN_FUSED.replace("0.25", scale).replace("(q, k, v)", "(flat_grid, k, v)")
+    nodes = GRID + PLAIN.replace("(q, split)", "(flat_grid, split)") + fused
+    verdict = judged(graph(nodes, inputs=_SQUARE), frontier=("q", "k", "v", "cells"))
+    assert verdict.equal == equal, verdict.detail
+    assert "verified at a shorter length" in verdict.detail
