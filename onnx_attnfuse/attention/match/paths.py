@@ -23,7 +23,7 @@ from onnx_attnfuse.attention.match.steps import (
 )
 from onnx_attnfuse.graph.constants import attribute, is_constant, is_standard
 from onnx_attnfuse.graph.facts import Facts
-from onnx_attnfuse.graph.ops import is_contrib
+from onnx_attnfuse.graph.ops import REARRANGES, SLICES, is_contrib
 from onnx_attnfuse.graph.rounding import why_no_pair
 from onnx_attnfuse.graph.rules.reading import einsum_terms
 from onnx_attnfuse.reasons import Refused
@@ -163,6 +163,8 @@ class _Walk:
         steps = reader(node, self.facts) if reader is not None else ()
         if not steps and (reason := why_no_pair(node, self.facts)) is not None:
             raise Refused(reason.code, reason.message, reason.node)
+        if is_standard(node, *SLICES) and _is_of_weights(node.inputs[0], self.facts):
+            raise Refused("not-attention", "the scores are a part of a product with weights, without keys", node.name)
         if not steps:
             raise Refused("unreadable-score-step", f"{node.op_type} between Q·Kᵀ and Softmax cannot be read", node.name)
         for step in sorted(steps, key=lambda step: self._missing(step, indexed.axes)):
@@ -206,6 +208,19 @@ def read_scores(scores: IndexedValue, key_axis: Axis, facts: Facts, readers: Rea
     if path is not None:
         return path
     raise max(walk.failures, key=lambda failure: failure[0])[1]
+
+
+def _is_of_weights(value: ir.Value | None, facts: Facts) -> bool:
+    """Whether a value is a product with weights, seen through views and a constant addend."""
+    node = None if value is None else value.producer()
+    if value is None or node is None:
+        return False
+    if (product := read_contraction(node, facts)) is not None:
+        return any(map(is_constant, product.operands))
+    computed = [item for item in node.inputs if item is not None and not is_constant(item)]
+    if is_standard(node, "Add"):
+        return len(computed) == 1 and _is_of_weights(computed[0], facts)
+    return is_standard(node, *REARRANGES, *SLICES) and _is_of_weights(node.inputs[0], facts)
 
 
 def read_product(contraction: Contraction, axes: Axes, key_axis: Axis, facts: Facts) -> Product:

@@ -46,6 +46,20 @@ latent (float[b, 2, t, 4] k, float[b, 2, t, 4] v) => (float[b, 2, 3, 4] out)
 }}"""
 
 
+_CONTEXT = f"""{HEADER}
+linear (float[b, s, 4] x) => (float[b, 4, 4] out)
+<float[4, 8] weight = {{%s}}, int64[2] halves = {{4, 4}}, float[8] bias = {{0, 1, 2, 3, 4, 5, 6, 7}}> {{
+    product = MatMul(x, weight)
+    moved = Add(product, bias)
+    k, v = Split<axis = -1>(moved, halves)
+    kt = Transpose<perm = [0, 2, 1]>(k)
+    weights = Softmax<axis = -1>(kt)
+    out = MatMul(weights, v)
+}}"""
+"""Keys softmaxed over the tokens, as linear attention has them (CoaT)."""
+_PART = _CONTEXT.replace("float[b, s, 4] x)", "float[b, s, 4] x, float[b, 4, 8] other)").replace("(x, weight)", "(x, other)")
+
+
 def _model(text: str, count: int) -> onnx.ModelProto:
     numbers = np.random.default_rng(0).standard_normal(count).round(3)
     return parsed(text % ", ".join(map(str, numbers)))
@@ -55,11 +69,13 @@ def _model(text: str, count: int) -> onnx.ModelProto:
     ("text", "count", "status", "codes"),
     [
         (_KERNELS, 48, "not-attention", ["not-attention"]),
+        (_CONTEXT, 32, "not-attention", ["not-attention"]),
+        (_PART, 32, "skipped", ["unreadable-score-step"]),
         (_KEYS, 12, "fused", []),
         (_HEADS, 4, "skipped", ["mixed-heads"]),
         (_QUERIES, 12, "fused", []),
     ],
-    ids=["kernels", "keys", "heads", "queries"],
+    ids=["kernels", "keys over all tokens", "a product of two inputs", "keys", "heads", "queries"],
 )
 def test_weights_may_be_keys_or_queries(text: str, count: int, status: str, codes: list[str]) -> None:
     (site,) = onnx_attnfuse.optimize(_model(text, count)).report.sites
