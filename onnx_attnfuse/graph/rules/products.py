@@ -112,13 +112,6 @@ def _spatial(node: ir.Node, facts: Known) -> Sequence[Dims | None]:
     return [tuple(facts.fresh(node.outputs[0], axis) if axis > 1 else dim for axis, dim in enumerate(data))]
 
 
-def _between_channels_and_space(node: ir.Node, facts: Known) -> Sequence[Dims | None]:
-    data = input_dims(node, 0, facts)
-    if data is None:
-        return [None]
-    return [(data[0], *(facts.fresh(node.outputs[0], axis) for axis in range(1, len(data))))]
-
-
 def _attention(node: ir.Node, facts: Known) -> Sequence[Dims | None]:
     query, value = input_dims(node, 0, facts), input_dims(node, 2, facts)
     if node.domain == CONTRIB:
@@ -192,7 +185,6 @@ PRODUCTS: dict[str, ShapeRule] = {
     **rules("Conv ConvInteger FusedConv", _conv),
     **rules("FusedGemm Gemm GemmFastGelu", _gemm),
     **rules("MaxPool AveragePool GlobalAveragePool GlobalMaxPool LpPool", _spatial),
-    **rules("DepthToSpace SpaceToDepth", _between_channels_and_space),
     "Attention": _attention,
     "ConvTranspose": _conv_transpose,
     "Einsum": _einsum,

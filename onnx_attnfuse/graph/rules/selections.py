@@ -114,10 +114,6 @@ def _gather_nd(node: ir.Node, facts: Known) -> Sequence[Dims | None]:
     return [(*indices[:-1], *data[indices[-1] + attribute(node, "batch_dims", 0) :])]
 
 
-def _gather_elements(node: ir.Node, facts: Known) -> Sequence[Dims | None]:
-    return [input_dims(node, 1, facts)]
-
-
 def _top_k(node: ir.Node, facts: Known) -> Sequence[Dims | None]:
     dims = input_dims(node, 0, facts)
     if dims is None:
@@ -136,12 +132,6 @@ def _part(node: ir.Node, facts: Known) -> Sequence[Dims | None]:
     if cut is None or not dims or not lengths or len(set(lengths)) > 1:
         return [None]
     return [_with_length(dims, attribute(cut, "axis", 0) % len(dims), lengths[0])]
-
-
-def _non_zero(node: ir.Node, facts: Known) -> Sequence[Dims | None]:
-    dims = input_dims(node, 0, facts)
-    output = node.outputs[0]
-    return [(len(dims) if dims is not None else facts.fresh(output, 0), facts.fresh(output, 1))]
 
 
 def _same_rank(node: ir.Node, facts: Known) -> Sequence[Dims | None]:
@@ -169,15 +159,6 @@ def _resize(node: ir.Node, facts: Known) -> Sequence[Dims | None]:
     return [tuple(dims[axis] if axis in untouched else length for axis, length in enumerate(lengths))]
 
 
-def _compress(node: ir.Node, facts: Known) -> Sequence[Dims | None]:
-    dims = input_dims(node, 0, facts)
-    output = node.outputs[0]
-    axis: int | None = attribute(node, "axis")
-    if axis is None:
-        return [fresh_dims(output, 1, facts)]
-    return [None if dims is None else _with_length(dims, axis % len(dims), facts.fresh(output, axis % len(dims)))]
-
-
 def _pad(node: ir.Node, facts: Known) -> Sequence[Dims | None]:
     dims = input_dims(node, 0, facts)
     pads = int_list(node, 1, "pads", facts)
@@ -192,14 +173,11 @@ def _with_length(dims: Dims, axis: int, length: Dim) -> Dims:
 
 SELECTIONS: dict[str, ShapeRule] = {
     **rules("Resize Upsample", _resize),
-    "Compress": _compress,
     "Concat": _concat,
     "EmbedLayerNormalization": _embeddings,
     "Gather": _gather,
     "GatherBlockQuantized": _gather_packed,
-    "GatherElements": _gather_elements,
     "GatherND": _gather_nd,
-    "NonZero": _non_zero,
     "Pad": _pad,
     "QLinearConcat": _concat_quantised,
     "SequenceAt": _part,

@@ -139,10 +139,6 @@ def _shape(node: ir.Node, facts: Known) -> Sequence[Dims | None]:
     return [(len(dims[slice(attribute(node, "start", 0), attribute(node, "end"))]),)]
 
 
-def _size(node: ir.Node, facts: Known) -> Sequence[Dims | None]:
-    return [()]
-
-
 def _if(node: ir.Node, facts: Known) -> Sequence[Dims | None]:
     """Shapes of an If: of the branch that sizes choose, else the lengths that both agree on. Branches are read first."""
     chosen = input_content(node, 0, facts)
@@ -202,7 +198,6 @@ MAKERS: dict[str, ShapeRule] = {
     "Range": _range,
     "Scan": _scan,
     "Shape": _shape,
-    "Size": _size,
 }
 
 
@@ -258,13 +253,6 @@ def _reduce(node: ir.Node, facts: Known) -> Sequence[Dims | None]:
     return [None if axes is None else _reduced(dims, axes, attribute(node, "keepdims", 1))]
 
 
-def _arg_reduce(node: ir.Node, facts: Known) -> Sequence[Dims | None]:
-    dims = input_dims(node, 0, facts)
-    if dims is None:
-        return [None]
-    return [_reduced(dims, [attribute(node, "axis", 0) % len(dims)], attribute(node, "keepdims", 1))]
-
-
 def _reduced(dims: Dims, axes: Collection[int], keep: int) -> Dims:
     return tuple(1 if axis in axes else dim for axis, dim in enumerate(dims) if keep or axis not in axes)
 
@@ -295,5 +283,4 @@ ELEMENTWISE: dict[str, ShapeRule] = {
         "ReduceSum ReduceMean ReduceMax ReduceMin ReduceProd ReduceL1 ReduceL2 ReduceSumSquare ReduceLogSum ReduceLogSumExp",
         _reduce,
     ),
-    **rules("ArgMax ArgMin", _arg_reduce),
 }
