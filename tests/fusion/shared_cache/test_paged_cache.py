@@ -59,6 +59,29 @@ def test_positions_windows_and_sinks(traits: dict[str, str], *, given: bool) -> 
     _assert_same(model, paged(model))
 
 
+def _angles_as_product(summands: int) -> onnx.ModelProto:
+    """A decoder whose angles are a product of matrices, (1, pairs, summands) times (b, summands, s)."""
+    model = decoder()
+    graph, nodes = model.graph, {node.output[0]: node for node in model.graph.node}
+    frequencies = next(item for item in graph.initializer if item.name == "frequencies")
+    array = onnx.numpy_helper.to_array(frequencies).reshape(1, -1, 1) / summands
+    frequencies.CopyFrom(onnx.numpy_helper.from_array(array.repeat(summands, 2).astype(np.float32), "frequencies"))
+    nodes["pu"].input[1] = "first"
+    nodes["angles"].op_type, nodes["angles"].output[0] = "MatMul", "across"
+    nodes["angles"].input[:] = ["frequencies", "pu" if summands == 1 else "twice"]
+    place = list(graph.node).index(nodes["angles"])
+    graph.node.insert(place + 1, onnx.helper.make_node("Transpose", ["across"], ["angles"], perm=[0, 2, 1]))
+    if summands > 1:
+        graph.node.insert(place, onnx.helper.make_node("Concat", ["pu"] * summands, ["twice"], axis=1))
+    return model
+
+
+def test_angles_may_be_a_product_of_matrices_with_one_summand() -> None:
+    model = _angles_as_product(1)
+    _assert_same(model, paged(model))
+    _assert_left(_angles_as_product(2), "not-position-wise", "MatMul")
+
+
 def test_embeddings_are_packed_like_tokens() -> None:
     result = paged(decoder(embedded=True))
     found = result.report.decoder
