@@ -193,7 +193,7 @@ def test_positions_that_the_model_counts_are_as_they_were() -> None:
 
 @pytest.mark.parametrize(
     ("choices", "message"),
-    [({"context_length": 0}, "from 1 on"), ({"cache": "as-is"}, "choose cache 'shared', or leave it out")],
+    [({"context_length": 0}, "from 1 on"), ({"cache": "as-is"}, "choose cache 'shared' or 'paged'")],
 )
 def test_a_length_that_says_nothing_is_refused(choices: dict[str, object], message: str) -> None:
     with pytest.raises(onnx_attnfuse.OptionError, match=message):
