@@ -48,7 +48,7 @@ def test_a_dry_run_writes_nothing_to_the_stream(tmp_path: pathlib.Path) -> None:
         (["-"], MODEL, b"a model from standard input has no name"),
         (["-", "model.onnx", "-o", "out"], MODEL, b"- is one model, and there are several"),
         (["-", "-o", "-"], b"no model", b"stdin.onnx is not an ONNX model"),
-        (["-", "-o", "-", "--cache", "shared"], MODEL, b"proofs and --cache shared write files next to the model"),
+        (["-", "-o", "-", "--cache", "shared"], MODEL, b"proofs and --cache write files next to the model"),
     ],
 )
 def test_what_a_stream_cannot_be_is_one_line(arguments: list[str], given: bytes, message: bytes, tmp_path: pathlib.Path) -> None:

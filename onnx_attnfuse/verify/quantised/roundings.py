@@ -124,7 +124,7 @@ class QuantisedCache(MetadataRecord):
         loop = found.pop("loop")
         error, on_text = (None if (item := found.pop(name, None)) is None else CacheError(**item) for name in _ERRORS)
         loop |= {name: tuple((old, new) for old, new in loop[name]) for name in ("pasts", "presents")}
-        loop["outputs"] = tuple(loop["outputs"])
+        loop |= {name: tuple(loop.get(name, ())) for name in ("outputs", "windows")}
         return cls(**found, loop=Loop(**loop), error=error, error_on_text=on_text)
 
 
