@@ -314,12 +314,14 @@ class Trial:
 
         A mask that erases scores by rounding erases moved ones, too, so rows without a key are judged as ever.
         """
-        operands = {slot.name for slot in self._sides.model.slots if slot.role == "operand" and slot.dtype.is_floating_point()}
+        slots = [slot for slot in self._sides.model.slots if slot.role == "operand" and slot.dtype.is_floating_point()]
         random = np.random.default_rng(len(inputs))
-        signs = {name: random.choice([-_LAST_DIGITS, _LAST_DIGITS], inputs[name].shape) for name in operands}
-        moved = {name: (inputs[name] * (1 + sign)).astype(inputs[name].dtype) for name, sign in signs.items()}
+        moved = dict(inputs)
+        for slot in slots:
+            array = inputs[slot.name]
+            moved[slot.name] = (array * (1 + random.choice([-_LAST_DIGITS, _LAST_DIGITS], array.shape))).astype(array.dtype)
         try:
-            shifted, _ = self._sides.run({**inputs, **moved})
+            shifted, _ = self._sides.run(moved)
         except (RuntimeRefusal, _NotGiven, _NewFailed):
             return False
         for left, right, other in zip(old, new, shifted, strict=True):
