@@ -29,6 +29,7 @@ from onnx_attnfuse.containment import Failure, Subject, collecting, contained, t
 from onnx_attnfuse.errors import OptionError
 from onnx_attnfuse.fusion import model_passes, passes
 from onnx_attnfuse.fusion.enabling import AFTER, BEFORE
+from onnx_attnfuse.fusion.model_options import check_options
 from onnx_attnfuse.fusion.pass_context import ModelPass, Pass, PassContext, Run
 from onnx_attnfuse.graph import faults, io, sizes
 from onnx_attnfuse.graph.fixed_sizes import input_sizes
@@ -224,7 +225,7 @@ class Fusion:
             MissingDependencyError: Verification was asked for and onnxruntime is absent.
             OptionError: An option has no such value.
         """
-        model_passes.check_options(options)
+        check_options(options)
         self.options = options
         self.catalogue = load(options)
         self.verifier = Verifier(options, self.catalogue.operators.values(), keep_evidence=keep_evidence, doubts=doubts)

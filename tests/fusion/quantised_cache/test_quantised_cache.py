@@ -17,7 +17,7 @@ from onnx import numpy_helper
 
 import onnx_attnfuse
 from onnx_attnfuse.errors import MissingDependencyError, ModelError, OptionError
-from onnx_attnfuse.fusion import model_passes
+from onnx_attnfuse.fusion import model_options
 from onnx_attnfuse.graph import io
 from onnx_attnfuse.serving.decoder import ServedDecoder
 from onnx_attnfuse.verify import float32_copy, model_session
@@ -357,7 +357,7 @@ def test_files_that_cannot_be_used_are_refused(tmp_path: pathlib.Path) -> None:
 
 
 def test_without_onnxruntime_there_is_a_line_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(model_passes, "available", lambda: False)
+    monkeypatch.setattr(model_options, "available", lambda: False)
     with pytest.raises(MissingDependencyError, match=r"pip install 'onnx-attnfuse\[cpu\]'"):
         _quantised(onnx.load(_LLAMA))
 
