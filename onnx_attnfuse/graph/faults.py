@@ -168,7 +168,7 @@ def mixed_types(model: ir.Model) -> Iterator[tuple[ir.Node, str]]:
 
 
 def mixed_types_in(graph: Iterable[ir.Node], dtype_of: Callable[[ir.Value], ir.DataType | None]) -> Iterator[tuple[ir.Node, str]]:
-    """Those nodes of one graph, by any account of the types of its values."""
+    """The nodes of one graph whose operands must share a type and do not, by any account of the types of its values."""
     for node in graph:
         if node.domain not in STANDARD or len(node.inputs) < 2:
             continue

@@ -330,10 +330,10 @@ class _Shortened:
         return Subgraph(tuple(nodes), tuple(inputs), tuple(constants), results), Facts(graph, known, assumed)
 
     def _dim(self, dim: Dim) -> Dim:
-        each = None if dim == 0 else sizes.exact_quotient(dim, self._length)
         if self._is_side:
             return self._int(dim) if isinstance(dim, int) else dim
-        return dim if each is None else each * self._few
+        each = sizes.exact_quotient(dim, self._length)
+        return dim if each is None or dim == 0 else each * self._few
 
     def _int(self, number: int) -> int:
         if self._is_side:

@@ -17,6 +17,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnx_attnfuse.attention.axes.factors import length
+from onnx_attnfuse.bodies import core
 from onnx_attnfuse.fusion.shared_cache.decoder import TOTAL
 from onnx_attnfuse.fusion.shared_cache.sites import CachedSite
 from onnx_attnfuse.fusion.shared_cache.static import written_at
@@ -91,7 +92,7 @@ def read_lengths(
         past: The symbol for the number of earlier ones.
         padding: Where the mask has zeros; where it tells lengths only, they count too.
         on_host: Sizes lie where the model runs, so that a size is no copy to a device.
-        takes_counts: The operator is told how many positions are new, all of them in each entry.
+        takes_counts: The operator takes the number of new positions, all of them in each entry.
         evicts: A buffer keeps no more than a window.
     """
     facts, dtype, others = builder.facts, builder.facts.dtype(mask), {node for node, _ in mask.uses()}
@@ -113,12 +114,10 @@ def read_lengths(
     elif padding == "after":
         counted = builder.elementwise("Max", [counted, _width(builder, current, new, on_host=on_host)])
     last = builder.elementwise("Sub", [counted, builder.constant(np.asarray(1, np.int32))])
-    counts = None
-    if takes_counts or evicts:
-        counts = builder.expand(builder.cast(builder.shape([new]), _SMALL), [batch], [True])
+    counts = builder.expand(builder.cast(builder.shape([new]), _SMALL), [batch], [True]) if takes_counts or evicts else None
     evicting = None if counts is None or not evicts else _evicting(builder, real, current, last, counts, padding)
-    counts = counts if takes_counts else None
     readers = frozenset(node for node, _ in mask.uses() if node not in others)
+    counts = counts if takes_counts else None
     return Lengths(earlier, current, last, total, counts, evicting, facts.fresh(kept, 1), readers, counts_ones)
 
 
@@ -143,14 +142,8 @@ def _evicting(
     batch, new = dims_of(builder, current)
     if padding == "after":
         counts = builder.elementwise("Min", [tokens, counts])
-        places = builder.node(
-            "Range",
-            [builder.constant(np.asarray(0)), builder.reshape(builder.shape([new]), []), builder.constant(np.asarray(1))],
-            dims=[new],
-            dtype=_INT,
-        )
         ends = builder.reshape(builder.cast(counts, _INT), [batch, 1])
-        written = builder.elementwise("Less", [places, ends], ir.DataType.BOOL)
+        written = builder.elementwise("Less", [core.places(builder, new), ends], ir.DataType.BOOL)
     else:
         fresh = builder.reduce("ReduceSum", current, [1], keep=False)
         counts = builder.elementwise("Sub", [tokens, builder.elementwise("Sub", [real, fresh])])

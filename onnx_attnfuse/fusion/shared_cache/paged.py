@@ -56,8 +56,10 @@ def one_entry(model: ir.Model) -> ir.Model:
 
 
 def _resolved(dim: int | ir.SymbolicDim, numbers: Mapping[str, int]) -> int | str | None:
-    if isinstance(dim, int) or dim.value is None:
-        return dim if isinstance(dim, int) else None
+    if isinstance(dim, int):
+        return dim
+    if dim.value is None:
+        return None
     size = parse(dim.value)
     return dim.value if size is None else _shown(resolved(size, numbers))
 
@@ -68,7 +70,7 @@ def added_step(graph: ir.Graph, builder: Builder, tokens: ir.Value, new: Size) -
     Args:
         graph: The decoder, of one entry.
         builder: The builder.
-        tokens: The input (1, s) of tokens, or (1, s, channels) of their embeddings, which goes.
+        tokens: The input (1, s) of tokens, or (1, s, channels) of their embeddings, which is removed.
         new: The symbol for s.
     """
     facts, batch = builder.facts, "batch_size"
@@ -77,10 +79,8 @@ def added_step(graph: ir.Graph, builder: Builder, tokens: ir.Value, new: Size) -
         "past_sequence_lengths": [batch],
         "block_table": [batch, "max_blocks"],
     }
-    values: list[ir.Value] = []
-    for name, dims in shapes.items():
-        value = ir.Value(name=builder.name(name), shape=ir.Shape(dims), type=ir.TensorType(_SMALL))
-        values.append(value)
+    kind = ir.TensorType(_SMALL)
+    values = [ir.Value(name=builder.name(name), shape=ir.Shape(dims), type=kind) for name, dims in shapes.items()]
     cumulative, past, table = values
     count = facts.fresh(past, 0)
     facts.record(past, [count], _SMALL)
@@ -114,10 +114,10 @@ def pack(
         builder: The builder.
         attended: Its attentions.
         interface: Its inputs and outputs.
-        mask: The input that told lengths, which goes.
+        mask: The input that gave lengths, which is removed.
 
     Raises:
-        Refused: Something mixes tokens, or cannot be told for each request.
+        Refused: Something mixes tokens, or cannot be known for each request.
     """
     site = attended[0].site
     new, facts = length(site.spec.axes.i), builder.facts

@@ -105,12 +105,12 @@ class Sharing:
     """The reports on attentions as far as they have come."""
 
     def _is_from(self, since: tuple[int, int] | None) -> bool:
-        """Whether the model runs on an ONNX Runtime that has what is there since a version; None: none has it."""
+        """Whether the model runs on an ONNX Runtime of a version or a newer one; None: no version will do."""
         return since is not None and (self.runtime is None or self.runtime >= since)
 
     @property
     def _support(self) -> OpSupport:
-        """What the provider is known to do with the operator."""
+        """The record of the operator on the provider."""
         return supported(target.INFO.key, self.plan_context.device.provider)
 
     @property
@@ -344,7 +344,7 @@ class Sharing:
         return all(resolved(length(axis), self.plan_context.fixed) != 1 for axis in (axes.b, axes.i))
 
     def _takes_chunks(self, sites: Sequence[CachedSite]) -> bool:
-        """Whether every operator is told the number of new tokens, so that there may be several of several entries."""
+        """Whether every operator takes the number of new tokens, so that there may be several of several entries."""
         appends = all(site.leader is None for site in sites)  # without new keys the operator takes no number of them
         return appends and self._has_chunks(sites) and self._is_from(self._support.counts_rows_from)
 

@@ -102,7 +102,7 @@ class Paging:
             old.replace_all_uses_with(new)
 
     def _inputs(self, value: ir.Value, marks: Marks) -> list[tuple[ir.Value, Marks]]:
-        """What a value of tokens is computed from, of those that are read yet; none where it is an end."""
+        """The values that one of tokens is computed from, with their marks; none where it is an end, or was read before."""
         marks = marks[len(marks) - (self._builder.facts.rank(value) or 0) :]
         if self._seen.setdefault(value, marks) != marks:
             raise Refused("two-layouts", f"'{value.name}' is used in two layouts")

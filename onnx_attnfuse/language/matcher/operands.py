@@ -334,7 +334,7 @@ class Traversal:
         return found
 
     def _times(self, filled: FilledSlot, step: Scaled, indexed: IndexedValue) -> Iterator[tuple[FilledSlot, tuple[ir.Node, ...]]]:
-        """What is multiplied by after one more factor, which may be a multiple of another value itself."""
+        """The factors so far and one more, which may be a multiple of another value itself."""
         number, sign = self._facts.number(step.operand), -1 if step.divide else 1
         if number:
             yield dataclasses.replace(filled, number=filled.number * number**sign), ()
