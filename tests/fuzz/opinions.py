@@ -2,7 +2,9 @@
 
 A tolerance is a part of the magnitude of the whole result. Some outcomes are of no such accuracy: two scores that tie in
 float16, a row whose fill has swallowed all but the last bits of its scores. So where results are apart, the original is run
-again: on inputs moved by one unit in the last place, five times, and in a wider type; where that does not settle it, more often.
+again: on inputs moved by one unit in the last place, five times, and in a wider type; where that does not decide it, more often.
+Beside a mask of -1e4 a score has fewer places, so a sum of several masks rounds it elsewhere (`level-rows`): in these further
+runs numbers move by a unit of that mask.
 An element counts as right if it lies within what these runs span, widened on both sides by twice its extent and the tolerance;
 NaN and infinities have to be those of one of them. This is the backward error: the result is one that the original gives for
 inputs which no one could tell from those given. A model that is converted to float16 may also give what the original gives in
@@ -29,6 +31,9 @@ _RUNS, _MORE_RUNS = 5, 25
 _WIDER = 2.0
 _LEAST = 1e-3
 """Results are no smaller: operands are of the order of 1, and what is far below is what weights next to 0 leave of them."""
+_SINGLE = 2.0**-23
+_LEAVES_SOME = 1e5
+"""A mask value up to this leaves some places of a score in float32."""
 _NEAR = 1e-2
 """Part of the magnitude up to which a difference from float64 is rounding."""
 
@@ -69,14 +74,15 @@ class Opinions:
         self._narrow = narrow
         self._recipe = recipe
         self._half = recipe.dtype == "float16"
-        self._step = 2.0**-11 if self._half or recipe.journey.startswith("convert") else 2.0**-23
+        self._step = 2.0**-11 if self._half or recipe.journey.startswith("convert") else _SINGLE
 
     def of(self, inputs: Mapping[str, Array], *, more: bool = False) -> list[list[Array]]:
         """The results of all runs, or of more of them."""
         rng = np.random.default_rng(0)
         found: list[list[Array]] = []
+        step = self._step * (_beside_masks(inputs) if more and self._step == _SINGLE else 1)
         for run in range((_MORE_RUNS if more else _RUNS) + 1):
-            moved = {name: _moved(array, self._step if run else 0.0, rng) for name, array in inputs.items()}
+            moved = {name: _moved(array, step if run else 0.0, rng) for name, array in inputs.items()}
             found.append(self._original.run(None, moved))
             if self._wide is not None:
                 found.append(self._wide.run(None, {name: _widened(array, self._half) for name, array in moved.items()}))
@@ -112,6 +118,12 @@ class Opinions:
         """Those of the results that are of the model in float16."""
         count = 1 + (self._wide is not None) + len(self._narrow)
         return [other for place, other in enumerate(others) if place % count >= count - len(self._narrow)]
+
+
+def _beside_masks(inputs: Mapping[str, Array]) -> float:
+    """How much larger than a score the numbers are that mask it and leave some of it; 1 if there are none."""
+    numbers = (np.abs(array[np.isfinite(array)].astype(np.float64)) for array in inputs.values() if array.dtype != bool)
+    return max((float(array[array <= _LEAVES_SOME].max(initial=1.0)) for array in numbers), default=1.0)
 
 
 def _moved(array: Array, step: float, rng: np.random.Generator) -> Array:

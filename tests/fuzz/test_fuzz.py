@@ -224,3 +224,23 @@ def test_a_converted_model_may_say_what_the_original_says_in_float16_and_nothing
     opinions = Opinions(Constant(1.0), Constant(9.0), Recipe(journey="convert"), (Constant(5.0),))
     old, new = np.asarray([1.0], np.float32), np.asarray([result], np.float32)
     assert opinions.cover(old, new, [run[0] for run in opinions.of({})], ()) == covered
+
+
+class _Averaging:
+    """Averages of values weighted by scores, all of them beside one number."""
+
+    def run(self, outputs: None, feeds: Any) -> list[Any]:
+        scores = feeds["scores"] + feeds["mask"]
+        weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+        return [(weights / weights.sum(axis=-1, keepdims=True)) @ feeds["values"]]
+
+
+@pytest.mark.parametrize(("by", "covered"), [(5e-4, True), (2e-2, False)])
+def test_sums_of_masks_may_round_a_score_beside_minus_ten_thousand_and_move_it_no_further(by: float, covered: bool) -> None:
+    rng = np.random.default_rng(1)
+    scores, values = (rng.standard_normal(size).astype(np.float32) for size in ((8, 6), (6, 4)))
+    inputs = {"scores": scores, "values": values, "mask": np.full(6, -1e4, np.float32)}
+    moved = {**inputs, "scores": scores + np.float32(by) * rng.choice((-1, 1), scores.shape).astype(np.float32)}
+    opinions = Opinions(_Averaging(), None, Recipe())
+    old, new = (_Averaging().run(None, item)[0] for item in (inputs, moved))
+    assert opinions.cover(old, new, [run[0] for run in opinions.of(inputs, more=True)], ()) == covered
