@@ -96,11 +96,9 @@ def shape_nodes(value: ir.Value) -> Iterator[ir.Node]:
 
 
 def _asks_for_shape(node: ir.Node) -> bool:
-    if not is_standard(node):
-        return False
-    if node.op_type == "Shape":
+    if is_standard(node, "Shape"):
         return True
-    output = node.outputs[0]
-    if node.op_type not in _VIEWS or output.is_graph_output() or not output.uses():
+    if not is_standard(node, *_VIEWS):
         return False
-    return all(_asks_for_shape(user) for user, _ in output.uses())
+    output = node.outputs[0]
+    return not output.is_graph_output() and bool(output.uses()) and all(_asks_for_shape(user) for user, _ in output.uses())

@@ -75,8 +75,8 @@ def apply_enabling(
     for rule in rules:
         if rule.pays is not None and rule.pays not in provider.pays:
             continue
-        subject = Subject(f"rewriting {rule.does}")
-        for node in [node for node in graph.scope.graph if read_as(node) in rule.ops]:
+        subject, names = Subject(f"rewriting {rule.does}"), {name for _, name in rule.ops}
+        for node in [node for node in graph.scope.graph if node.op_type in names and read_as(node) in rule.ops]:
             if node.graph is not graph.scope.graph or has_unknown_attribute(node):
                 continue
             with graph.rewrite(node, subject) as edit:

@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 import onnx_ir as ir
 
 from onnx_attnfuse.graph import sizes
-from onnx_attnfuse.graph.constants import attribute, given, subgraphs
+from onnx_attnfuse.graph.constants import attribute, constant_tensor, given, subgraphs
 from onnx_attnfuse.graph.facts_view import Dims, Known, broadcast
 from onnx_attnfuse.graph.rules.reading import (
     ShapeRule,
@@ -20,6 +20,11 @@ from onnx_attnfuse.graph.rules.reading import (
     rules,
 )
 from onnx_attnfuse.graph.sizes import Dim, Size
+
+
+def _constant(node: ir.Node, _facts: Known) -> Sequence[Dims | None]:
+    tensor = constant_tensor(node.outputs[0])
+    return [None if tensor is None else tuple(tensor.shape.numpy())]
 
 
 def _transpose(node: ir.Node, facts: Known) -> Sequence[Dims | None]:
@@ -127,6 +132,7 @@ VIEWS: dict[str, ShapeRule] = {
     "Reshape": _reshape,
     "Squeeze": _squeeze,
     "Tile": _tile,
+    "Constant": _constant,
     "Transpose": _transpose,
     "Unsqueeze": _unsqueeze,
 }

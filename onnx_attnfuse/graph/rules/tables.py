@@ -127,7 +127,7 @@ def inferred(node: ir.Node, facts: Known) -> Sequence[Dims | None]:
     inputs = ["" if value is None else f"i{place}" for place, value in enumerate(node.inputs)]
     outputs = [f"o{place}" if value.name else "" for place, value in enumerate(node.outputs)]
     proto = onnx.helper.make_node(node.op_type, inputs, outputs)
-    proto.attribute.extend(ir.to_proto(item) for item in node.attributes.values())
+    proto.attribute.extend(map(ir.serde.serialize_attribute, node.attributes.values()))
     try:
         found = onnx.shape_inference.infer_node_outputs(schema, proto, types, data)
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError):
