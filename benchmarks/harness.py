@@ -1,8 +1,8 @@
 """What all benchmarks share: variants that take turns, ratios within a run, checks of results, and a page of Markdown.
 
 A benchmark is declared: `Benchmark(title, races)`, where `races` yields a `Race` for each row, with a maker for each variant. The
-first variant is what the others are compared with. `command` makes a command of the modules
-of a folder.
+first variant is what the others are compared with. `command` makes a command of one benchmark, or of the modules of a folder; its
+exit status is 1 where a cell begins with `WRONG`.
 """
 
 # pyright: basic, reportMissingTypeStubs=false
@@ -34,7 +34,8 @@ import onnxruntime
 from onnx import numpy_helper
 
 PROVIDERS = {"cuda": "CUDAExecutionProvider", "cpu": "CPUExecutionProvider"}
-_PACKAGES = ("torch", "transformers", "onnxruntime-gpu", "onnxruntime", "onnxscript", "openvino")
+WRONG = "WRONG"
+_PACKAGES = ("torch", "transformers", "onnxruntime-gpu", "onnxruntime", "onnxruntime-genai", "onnxscript", "openvino")
 _DISTINCT, _WARM, _READABLE, _SOME = 65537, 3, 160, 5
 _KERNEL_LOG = "ORT_ENABLE_ATTENTION_KERNEL_DEBUG_INFO"
 _ONNX_TYPES = {"float32": 1, "int32": 6, "int64": 7, "bool": 9, "float16": 10, "bfloat16": 16}
@@ -370,43 +371,51 @@ def kernels(make: Callable[[], Bound]) -> list[str]:
         return sorted({run.kernel for run in read_kernel_log(file.read().decode(errors="ignore"))})
 
 
-def subjects(folder: pathlib.Path) -> dict[str, Callable[[], Benchmark]]:
+def subjects(folder: str) -> dict[str, Callable[[], Benchmark]]:
     """The benchmarks of a folder's modules by their names, each imported when it is asked for."""
-    names = sorted(path.stem for path in folder.glob("*.py") if path.stem[0] != "_")
-    return {name: lambda name=name: importlib.import_module(f"benchmarks.{folder.name}.{name}").BENCHMARK for name in names}
+    names = sorted(path.stem for path in (pathlib.Path(__file__).parent / folder).glob("*.py") if path.stem[0] != "_")
+    return {name: lambda name=name: importlib.import_module(f"benchmarks.{folder}.{name}").BENCHMARK for name in names}
 
 
-def command(folder: pathlib.Path) -> click.Command:
-    """A command that measures one of the benchmarks of a folder."""
-    benchmarks = subjects(folder)
+def command(where: str, only: Benchmark | None = None, **defaults: Any) -> click.Command:
+    """A command that measures one of the benchmarks of a folder, or the only one of a module.
+
+    Args:
+        where: The folder or the module.
+        only: The benchmark of a module.
+        defaults: Settings in the place of those of `Setting`.
+    """
+    benchmarks = subjects(where) if only is None else {"": lambda: only}
+    known = Setting(**defaults)
 
     @click.command(context_settings={"show_default": True})
-    @click.argument("name", type=click.Choice(sorted(benchmarks)))
-    @click.option("--provider", type=click.Choice(sorted(PROVIDERS)), default="cuda")
+    @click.option("--provider", type=click.Choice(sorted(PROVIDERS)), default=known.provider)
     @click.option("--quick", is_flag=True, help="The smallest sizes and three rounds, to see that it works.")
-    @click.option("--rounds", default=30)
+    @click.option("--rounds", default=known.rounds)
     @click.option("--seconds", default=math.inf, help="Rounds of a row end then, after five at the earliest.")
-    @click.option("--threads", default=0, help="Of a CPU; with 1 the time that the process computed counts.")
-    @click.option("--folder", type=pathlib.Path, default=Setting.folder, help="For models.")
+    @click.option("--threads", default=known.threads, help="Of a CPU; with 1 the time that the process computed counts.")
+    @click.option("--folder", type=pathlib.Path, default=known.folder, help="For models.")
     @click.option("--sizes", "given", default="", help="Such as 8x512x12x64, with commas; in the place of the benchmark's own.")
     @click.option("--only", default="", help="A part of the labels of rows.")
     @click.option("--columns", default="", help="Names of variants, with semicolons; others are compared with the first.")
     @click.option("--arch", default="sm90", help="Of the GPU that models are written for.")
     @click.option("--kernels", is_flag=True, help="Print the kernels that take longest, too; needs torch with a GPU.")
     @click.option("--to", type=pathlib.Path, help="The page; by default it is printed.")
-    def run(name: str, to: pathlib.Path | None, **chosen: Any) -> None:
+    @click.pass_context
+    def run(context: click.Context, to: pathlib.Path | None, name: str = "", **chosen: Any) -> None:
         """Measures a benchmark, and writes its page."""
         setting = Setting(**chosen)
         if setting.cuda and hasattr(onnxruntime, "preload_dlls"):
             onnxruntime.preload_dlls()
         setting.folder.mkdir(parents=True, exist_ok=True)
-        flags = "".join(
+        flags = f" {name}" * bool(name) + "".join(
             f" --{key} {chosen[key]}" for key in ("provider", "threads", "arch") if chosen[key] != getattr(Setting, key)
         )
         flags += f" --sizes {setting.given}" * bool(setting.given) + f' --columns "{setting.columns}"' * bool(setting.columns)
         flags += " --quick" * setting.quick
-        text = page(benchmarks[name](), setting, f"python -m benchmarks.{folder.name} {name}{flags}", to)
+        text = page(benchmarks[name](), setting, f"python -m benchmarks.{where}{flags}", to)
         if to is None:
             click.echo(text, nl=False)
+        context.exit(int(f"| {WRONG}" in text))
 
-    return run
+    return run if only is not None else click.argument("name", type=click.Choice(sorted(benchmarks)))(run)

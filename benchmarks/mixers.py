@@ -8,20 +8,20 @@ CPU time of one thread, the median of many rounds in turns, so that ratios hold 
 # pyright: basic, reportMissingTypeStubs=false
 from __future__ import annotations
 
-import time
+import importlib
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
-import onnxruntime
 import torch
 
-from benchmarks.harness import in_turns, table
+from benchmarks.harness import Benchmark, Bound, Race, Setting, command
 from onnx_attnfuse import optimize
 
 _WIDTH, _HEAD = 256, 64
-_ROUNDS, _RUNS = 12, 100
+_RUNS = 100
 _LENGTHS = (2, 64, 256)
 _CASES: dict[str, tuple[str, str, str, dict[str, Any], tuple[int, ...], tuple[int, ...] | None]] = {
     "Qwen3-Next": (
@@ -63,8 +63,6 @@ class _WithStates(torch.nn.Module):
 
 def _exported(case: str) -> tuple[ir.Model, list[torch.Tensor]]:
     """The export of one token of a mixer, and its inputs."""
-    import importlib
-
     module, config, mixer, settings, conv, state = _CASES[case]
     modeling = importlib.import_module(f"transformers.models.{module}.modeling_{module}")
     made = getattr(modeling, config)(hidden_size=_WIDTH, num_hidden_layers=1, **settings)
@@ -108,41 +106,35 @@ def _looped(length: int) -> tuple[ir.Model, list[torch.Tensor]]:
     return program.model, given
 
 
-class Session:
-    """A model on one thread of the CPU; a call is many runs."""
+class Many(Bound):
+    """A model of which a call is many runs."""
 
-    def __init__(self, model: ir.Model, given: list[torch.Tensor]) -> None:
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = 1
-        text = ir.serde.serialize_model(model).SerializeToString()
-        self._session = onnxruntime.InferenceSession(text, options, providers=["CPUExecutionProvider"])
-        names = (value.name for value in self._session.get_inputs())
-        self._feeds = {name: array.numpy() for name, array in zip(names, given, strict=True)}
-        self.nodes = len(list(model.graph))
-
-    def run(self) -> list[Any]:
-        """All outputs."""
-        return list(self._session.run(None, self._feeds))
+    def __init__(self, made: ir.Model, setting: Setting, given: list[torch.Tensor]) -> None:
+        names = [value.name or "" for value in made.graph.inputs]
+        feeds = {name: array.numpy() for name, array in zip(names, given, strict=True)}
+        super().__init__(ir.to_proto(made).SerializeToString(), setting, feeds)
+        self.words = f"{len(made.graph)} nodes"
 
     def __call__(self) -> None:
         for _ in range(_RUNS):
             self.run()
 
+    def output(self) -> Any:
+        """All outputs."""
+        return np.concatenate([value.numpy().ravel() for value in self._binding.get_outputs()])
 
-def main() -> None:
-    """Prints a table."""
-    rows: list[list[Any]] = []
+
+def races(setting: Setting) -> Iterator[Race]:
+    """A row for each mixer, and for a loop over so many tokens."""
     made = {**{case: partial(_exported, case) for case in _CASES}, **{f"scan, {n} tokens": partial(_looped, n) for n in _LENGTHS}}
-    for case, make in made.items():
-        model, given = make()
-        ways = {"export": Session(model.clone(), given), "fused": Session(optimize(model).model, given)}
-        one, other = (way.run() for way in ways.values())
-        error = max(float(np.abs(left - right).max()) for left, right in zip(one, other, strict=True))
-        before, after = in_turns(ways, _ROUNDS, clock=time.process_time).values()
-        counts = " → ".join(str(way.nodes) for way in ways.values())
-        rows.append([case, counts, f"{before.ms / _RUNS:.3f}", f"{after.ms / _RUNS:.3f}", f"{after.gain:.1f}", f"{error:.1e}"])
-    print(table(["mixer", "nodes", "export, ms", "fused, ms", "times faster", "error"], rows))
+    for case in setting.some(list(made)):
+        model, given = made[case]()
+        forms = {"export": model.clone(), "fused": optimize(model).model}
+        yield Race(case, {name: partial(Many, form, setting, given) for name, form in forms.items()}, each=_RUNS)
 
+
+BENCHMARK = Benchmark("Recurrent mixers on the CPU", races)
+main = command("mixers", BENCHMARK, provider="cpu", threads=1, rounds=12)
 
 if __name__ == "__main__":
     main()

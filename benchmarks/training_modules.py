@@ -14,41 +14,24 @@ import os
 
 os.environ |= {"ORTMODULE_FALLBACK_POLICY": "FALLBACK_DISABLE", "ATTNFUSE_DEBUG": "0", "OMP_NUM_THREADS": "1"}
 
-import argparse
 import contextlib
 import dataclasses
 import json
 import math
 import pathlib
 import subprocess
-import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 from unittest import mock
 
+import click
 import torch
 
 RESULTS = pathlib.Path(__file__).parent / "results" / "training_modules.md"
 DROPOUT = 0.1
 _WIDTH, _HEADS, _LENGTH, _BATCH = 32, 4, 7, 3
 Inputs = dict[str, torch.Tensor]
-
-
-@dataclasses.dataclass(frozen=True)
-class Row:
-    """One module with one back end."""
-
-    module: str
-    variant: str
-    sites: int = 0
-    fused: int = 0
-    handed: str = ""
-    """How masks are passed, and on which kernels, or why an attention stays."""
-    result: float | None = None
-    gradients: float | None = None
-    """How far result and gradients are from eager's, in parts of the largest, at worst over all paddings."""
-    failure: str = ""
 
 
 class Own(torch.nn.Module):
@@ -154,8 +137,8 @@ def _seeded(make: Callable[[], torch.nn.Module]) -> Callable[[], torch.nn.Module
     return made
 
 
-def measured(subject: Subject, backend: str) -> Row:
-    """Trains a module for a step with every input, beside eager."""
+def measured(subject: Subject, backend: str) -> tuple[str, str]:
+    """A module's cell, after a step with every input beside eager, and how masks are passed, or why an attention stays."""
     from onnx_attnfuse.training import wrap
     from tests.training.ortmodule.steps import apart
 
@@ -172,8 +155,9 @@ def measured(subject: Subject, backend: str) -> Row:
             if not subject.drops:
                 off = apart(found, _step(subject.make().to(dtype), cast, backend))
                 worst = [_larger(*pair) for pair in zip(worst, off, strict=True)]
-    except Exception as error:  # noqa: BLE001 - a row of its own
-        return Row(subject.name, subject.variant, failure=f"{type(error).__name__}: {str(error).strip()[:80]}")
+    except Exception as error:  # noqa: BLE001 - a cell of its own
+        words = " ".join(f"{type(error).__name__}: {error}".split())
+        return f"not trained: {words[:100]}".replace("|", "/"), ""
     sites = [
         site for report in module.__dict__.get("attention_reports", None) or module.attention_reports for site in report.sites
     ]
@@ -184,8 +168,8 @@ def measured(subject: Subject, backend: str) -> Row:
         for site in sites
     )
     fused = sum(site.fused for site in sites)
-    result, gradients = (None, None) if subject.drops else worst
-    return Row(subject.name, subject.variant, len(sites), fused, "; ".join(words), result, gradients)
+    off = "" if subject.drops else f", {worst[0]:.0e}, {worst[1]:.0e}"
+    return f"{fused} of {len(sites)}{off}", "; ".join(words)
 
 
 def _step(module: torch.nn.Module, inputs: Inputs, backend: str) -> Any:
@@ -202,69 +186,56 @@ def _larger(one: float, other: float) -> float:
     return one if math.isnan(one) or one > other else other
 
 
-def table(found: Mapping[str, list[Row]]) -> str:
-    """All rows, a column for each back end."""
-    names = list(found)
-    rows = list(dict.fromkeys((row.module, row.variant) for item in found.values() for row in item))
-    lines = [
-        "# Modules in training",
-        "",
-        "Attentions fused of those found, on the CPU, and how far the result and the worst gradient of any parameter are from",
-        "eager's, in parts of the largest, at worst over every padding (right, left, holes, all of an entry). With dropout other",
-        "weights are dropped than in eager, so nothing is compared. What `-1e4` masks is compared in float64 on PyTorch,",
-        "as eager rounds it in float32; ORTModule has no float64. `make training-modules` writes this.",
-        "",
-        f"| | module | {' | '.join(names)} | of the first, how |",
-        "|---|---|" + "---|" * (len(names) + 1),
+_HEAD = """\
+# Modules in training
+
+Attentions fused of those found, on the CPU, and how far the result and the worst gradient of any parameter are from
+eager's, in parts of the largest, at worst over every padding (right, left, holes, all of an entry). With dropout other
+weights are dropped than in eager, so nothing is compared. What `-1e4` masks is compared in float64 on PyTorch,
+as eager rounds it in float32; ORTModule has no float64. `make training-modules` writes this.
+
+"""
+
+
+def page(found: Mapping[str, Mapping[str, tuple[str, str]]]) -> str:
+    """All rows, a column for each back end, and how masks are passed by the first."""
+    from benchmarks.harness import table
+
+    first = next(iter(found.values()))
+    rows = [
+        [name, *(cells.get(name, ("", ""))[0] for cells in found.values()), first.get(name, ("", ""))[1]]
+        for name in dict.fromkeys(name for cells in found.values() for name in cells)
     ]
-    for key in rows:
-        at = {name: next((row for row in item if (row.module, row.variant) == key), None) for name, item in found.items()}
-        first = at[names[0]]
-        lines.append(f"| {' | '.join([*key, *map(_cell, at.values())])} | {'' if first is None else first.handed} |")
-    if any(row.failure for item in found.values() for row in item):
-        lines += ["", "Not trained:", ""]
-    lines += [f"- {name}, {row.variant}: {row.failure}" for name, item in found.items() for row in item if row.failure]
-    return "\n".join(lines) + "\n"
-
-
-def _cell(row: Row | None) -> str:
-    if row is None or row.failure:
-        return "" if row is None else "not trained"
-    off = "" if row.result is None or row.gradients is None else f", {row.result:.0e}, {row.gradients:.0e}"
-    return f"{row.fused} of {row.sites}{off}"
+    return f"{_HEAD}{table(['module', *found, 'of the first, how'], rows)}\n"
 
 
 def run(backend: str, only: str) -> None:
     """The process of a back end: a line of JSON for what runs, then one for each module."""
     warnings.filterwarnings("ignore")
     names = {"torch": "PyTorch", "ortmodule": "ORTModule"}
-    sys.stdout.write(json.dumps(f"{names[backend]}, torch {torch.__version__}") + "\n")
-    sys.stdout.flush()  # what ORTModule finds unwritten when it exports, it swallows
+    print(json.dumps(f"{names[backend]}, torch {torch.__version__}"), flush=True)  # what it finds unwritten ORTModule swallows
     for subject in subjects():
-        if only not in subject.variant:
-            continue
-        sys.stdout.write(json.dumps(dataclasses.asdict(measured(subject, backend))) + "\n")
-        sys.stdout.flush()
+        if only in subject.variant:
+            print(json.dumps([f"{subject.name}, {subject.variant}", *measured(subject, backend)]), flush=True)
 
 
-def main() -> None:
-    """Runs every back end in its interpreter, and writes the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("backends", nargs="+", help="torch=PYTHON or ortmodule=PYTHON; without an interpreter: prints its rows")
-    parser.add_argument("--to", type=pathlib.Path, default=RESULTS)
-    parser.add_argument("--only", default="", help="a part of the names of modules, of one back end")
-    chosen = parser.parse_args()
-    if len(chosen.backends) == 1 and "=" not in chosen.backends[0]:
-        run(chosen.backends[0], chosen.only)
+@click.command()
+@click.argument("backends", nargs=-1, required=True)
+@click.option("--to", type=pathlib.Path, default=RESULTS)
+@click.option("--only", default="", help="A part of the names of modules.")
+def main(backends: tuple[str, ...], to: pathlib.Path, only: str) -> None:
+    """Runs every back end, `torch=PYTHON` or `ortmodule=PYTHON`, and writes the table; one by itself prints its rows."""
+    if "=" not in backends[0]:
+        run(backends[0], only)
         return
-    found: dict[str, list[Row]] = {}
-    for item in chosen.backends:
+    found: dict[str, dict[str, tuple[str, str]]] = {}
+    for item in backends:
         backend, python = item.split("=", 1)
-        command = [python, "-W", "ignore", "-m", "benchmarks.training_modules", backend]
+        command = [python, "-W", "ignore", "-m", "benchmarks.training_modules", backend, "--only", only]
         done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, check=True)
-        name, *rows = [json.loads(line) for line in done.stdout.splitlines() if line[:1] in {'"', "{"}]
-        found[name] = [Row(**row) for row in rows]
-        chosen.to.write_text(table(found))
+        name, *rows = [json.loads(line) for line in done.stdout.splitlines() if line[:1] in {'"', "["}]
+        found[name] = {module: (cell, how) for module, cell, how in rows}
+        to.write_text(page(found))
 
 
 if __name__ == "__main__":

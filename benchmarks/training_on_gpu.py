@@ -1,8 +1,8 @@
 """The calls of PyTorch that training on a GPU is planned with, run as they are planned, against attention in float64.
 
-    PYTHONPATH=. OUT=results python benchmarks/training_on_gpu.py
+    python -m benchmarks.training_on_gpu [--provider cpu] [--to PAGE]
 
-It needs PyTorch and this package, not ONNX Runtime. Kernels, what is done around them for rows without a key, and the order of
+Kernels, what is done around them for rows without a key, and the order of
 their arguments are those of `onnx_attnfuse.training`; where PyTorch is another version, operators that are called otherwise are
 named.
 """
@@ -10,15 +10,15 @@ named.
 from __future__ import annotations
 
 import dataclasses
-import os
-import pathlib
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterator, Mapping
 from unittest import mock
 
 import onnx_ir as ir
 import torch
 
 from benchmarks.eager_builder import DTYPES, EagerBuilder
+from benchmarks.harness import WRONG, Benchmark, Race, Setting, command
 from onnx_attnfuse.attention.axes.factors import new_axes
 from onnx_attnfuse.attention.axes.views import IndexedValue
 from onnx_attnfuse.training.fully_masked_rows import levelled
@@ -77,14 +77,6 @@ KINDS = (
 )
 
 
-@dataclasses.dataclass(frozen=True)
-class Outcome:
-    """How far results are from float64, relative to the largest value."""
-
-    words: str
-    good: bool = True
-
-
 def truth(operands: list[torch.Tensor], gradient: torch.Tensor, kind: Kind, bias: torch.Tensor | None) -> list[torch.Tensor]:
     """Result and gradients in float64; rows that are masked throughout have equal weights, as float32 gives them."""
     query, key, value = (item.double().requires_grad_() for item in operands)
@@ -121,76 +113,55 @@ def planned(
     return [*results, found.bias] if kind.trained else results
 
 
-def outcome(kernel: AtenKernel, kind: Kind, dtype: ir.DataType, length: int, device: TrainingDevice) -> Outcome | None:
-    """One cell of the table; None where the kernel is not planned for that."""
-    demand = Demand(
-        dtype,
-        SIZE,
-        SIZE,
-        bias=kind.bias is not None,
-        causal=kind.causal,
-        square=True,
-        dropout=kind.dropout,
-        bias_gradient=kind.trained,
-    )
-    here = dataclasses.replace(device, torch=(2, 4))
-    if kernel.refuse(demand, here) is not None:
-        return None
+def is_planned(kernel: AtenKernel, kind: Kind, dtype: ir.DataType, device: TrainingDevice) -> bool:
+    """Whether a kernel is planned for this, by the PyTorch that it is written for."""
+    more = {"bias": kind.bias is not None, "causal": kind.causal, "dropout": kind.dropout, "bias_gradient": kind.trained}
+    demand = Demand(dtype, SIZE, SIZE, square=True, **more)  # type: ignore[arg-type]
+    return kernel.refuse(demand, dataclasses.replace(device, torch=(2, 4))) is None
+
+
+def outcome(kernel: AtenKernel, kind: Kind, dtype: ir.DataType, length: int, device: str) -> str:
+    """How far results are from float64, relative to the largest value."""
     torch.manual_seed(0)
-    given = [torch.randn(BATCH, HEADS, length, SIZE, device=device.kind).to(DTYPES[dtype]) for _ in range(4)]
-    bias = None if kind.bias is None else kind.bias(length, length).to(device.kind)
-    builder = EagerBuilder(device.kind)
+    given = [torch.randn(BATCH, HEADS, length, SIZE, device=device).to(DTYPES[dtype]) for _ in range(4)]
+    bias = None if kind.bias is None else kind.bias(length, length).to(device)
+    builder = EagerBuilder(device)
     try:
         with mock.patch.object(kernels, "emit_call", lambda building, call, hint: building.run(call, hint)):
             found = planned(builder, kernel, kind, given, bias)
     except (LookupError, RuntimeError) as error:
-        return Outcome(str(error).splitlines()[0][:80], good=isinstance(error, LookupError))
+        return f"{'' if isinstance(error, LookupError) else WRONG} {str(error).splitlines()[0][:80]}".strip()
     if kind.dropout:
         pairs = (found[0].double() * given[3].double()).sum(), (found[3].double() * given[2].double()).sum()
-        error = float((pairs[0] - pairs[1]).abs() / (found[0].double() * given[3].double()).abs().sum())
-        return Outcome(f"⟨O, dO⟩ = ⟨V, dV⟩ to {error:.0e}", error < TOLERANCES[dtype])
-    wanted = truth(given[:3], given[3], kind, bias)
-    errors = [float((one.double() - two).abs().max() / two.abs().max()) for one, two in zip(found, wanted, strict=True)]
-    return Outcome(f"{errors[0]:.0e}, {max(errors[1:]):.0e}", max(errors) < TOLERANCES[dtype])
+        errors = [float((pairs[0] - pairs[1]).abs() / (found[0].double() * given[3].double()).abs().sum())]
+        words = f"⟨O, dO⟩ = ⟨V, dV⟩ to {errors[0]:.0e}"
+    else:
+        wanted = truth(given[:3], given[3], kind, bias)
+        errors = [float((one.double() - two).abs().max() / two.abs().max()) for one, two in zip(found, wanted, strict=True)]
+        words = f"{errors[0]:.0e}, {max(errors[1:]):.0e}"
+    return words if max(errors) < TOLERANCES[dtype] else f"{WRONG} {words}"
 
 
-def device_here() -> TrainingDevice:
-    """The GPU, or the CPU where there is none."""
-    if not torch.cuda.is_available():
-        return TrainingDevice("cpu")
-    major, minor = torch.cuda.get_device_capability()
-    return TrainingDevice("cuda", major * 10 + minor)
+def measure(race: Race, setting: Setting) -> Mapping[str, str]:
+    """A column for each length."""
+    return {f"{length} keys": outcome(*race.truth, length, setting.provider) for length in (128, 77)}
 
 
-def main() -> int:
-    device = device_here()
-    name = torch.cuda.get_device_name() if device.kind == "cuda" else "CPU"
-    types = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
-    lines, good = ["| kernel | mask | type | 128 keys | 77 keys |", "|---|---|---|---|---|"], True
-    for kernel in KERNELS:
-        for kind in KINDS:
-            for dtype in types:
-                cells = [outcome(kernel, kind, dtype, length, device) for length in (128, 77)]
-                if any(cells):
-                    good = good and all(cell is None or cell.good for cell in cells)
-                    shown = ["-" if cell is None else cell.words + ("" if cell.good else " **wrong**") for cell in cells]
-                    lines.append(f"| {kernel.name} | {kind.name} | {dtype.name.lower()} | {shown[0]} | {shown[1]} |")
-    text = [
-        "# The kernels of training, as they are called",
-        "",
-        f"{name}, torch {torch.__version__}. Largest error of the result, and of the gradients, against float64, relative to the",
-        "largest value. With dropout: whether forward and backward drop the same, by an identity that holds then only.",
-        "Lengths of 77 are no multiple of 8.",
-        "",
-        *lines,
-        "",
-        "All right." if good else "**Something is wrong.**",
-    ]
-    out = pathlib.Path(os.environ.get("OUT", "."))
-    out.mkdir(parents=True, exist_ok=True)
-    (out / f"training_{device.kind}.md").write_text("\n".join(text) + "\n")
-    return 0 if good else 1
+def races(setting: Setting) -> Iterator[Race]:
+    """A row for each kernel, mask and type that is planned."""
+    major, minor = torch.cuda.get_device_capability() if setting.cuda else (0, 0)
+    device = TrainingDevice("cuda", major * 10 + minor) if setting.cuda else TrainingDevice("cpu")
+    for case in itertools.product(KERNELS, KINDS, TOLERANCES):
+        if is_planned(*case, device):
+            kernel, kind, dtype = case
+            yield Race(f"{kernel.name}, {kind.name}, {dtype.name.lower()}", {}, case)
 
+
+NOTE = """\
+Largest error of the result, and of the gradients, against float64, relative to the largest value. With dropout: whether forward
+and backward drop the same, by an identity that holds then only. Lengths of 77 are no multiple of 8."""
+BENCHMARK = Benchmark("The kernels of training, as they are called", races, NOTE, measure)
+main = command("training_on_gpu", BENCHMARK)
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main()

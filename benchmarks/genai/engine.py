@@ -1,6 +1,6 @@
 """Six prompts continued at once by the Engine of onnxruntime-genai, token by token beside transformers (`--cache paged`).
 
-    python -m benchmarks.genai.engine [--only llama,gpt2,opt] [--folder build/genai_engine]
+    python -m benchmarks.genai.engine [--only llama] [--folder build/genai_engine]
 
 The exit status is 1 where a token is another one.
 """
@@ -8,20 +8,22 @@ The exit status is 1 where a token is another one.
 # pyright: basic, reportMissingTypeStubs=false
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import pathlib
 import shutil
-import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from benchmarks.genai import folders, runs
+from benchmarks.genai.architectures import ARCHITECTURES, model
+from benchmarks.harness import WRONG, Benchmark, Race, Setting, command
+
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # read once, where onnxruntime-genai is imported
-_EVENTS, _MOST_RUNS = 16, 10_000
+_EVENTS, _MOST_TURNS = 16, 10_000
 _PROMPTS, _COUNTS = (3, 11, 1, 6, 5, 40), (9, 5, 21, 13, 17, 11)
 """Tokens of each prompt, and those that follow it."""
 _SMALL = {"block_size": 16, "num_blocks": 64, "max_batch_size": 4}
@@ -60,7 +62,7 @@ def by_engine(folder: pathlib.Path, prompts: Sequence[Sequence[int]], steps: Seq
         request.begin_turn(np.array(prompt, np.int32), options)
         requests.append(request)
         found.append([])
-    events, runs = engine.create_event_buffer(_EVENTS), 0
+    events, turns = engine.create_event_buffer(_EVENTS), 0
     while engine.has_pending_requests():
         engine.run(events)
         for event in (events[place] for place in range(len(events))):
@@ -71,8 +73,8 @@ def by_engine(folder: pathlib.Path, prompts: Sequence[Sequence[int]], steps: Seq
                 found[place].append(int(event.token))
             if int(event.flags) & int(flags.TURN_FINISHED):
                 requests[place].close()  # until then it keeps its pages and its place in the batch
-        runs += 1
-        if runs > _MOST_RUNS:
+        turns += 1
+        if turns > _MOST_TURNS:
             raise RuntimeError("the Engine does not come to an end")
     return found
 
@@ -82,33 +84,35 @@ def _same(found: list[int], wanted: list[int]) -> bool:
     return found == wanted[: len(found)]
 
 
-def main() -> int:
-    """Runs the command."""
-    from benchmarks.genai import architectures, folders, runs
+def measure(race: Race, setting: Setting) -> Mapping[str, str]:
+    """How many requests have the tokens of transformers, with each setting of the Engine."""
+    name, exporter = race.truth
+    decoder, folder = ARCHITECTURES[name], setting.folder / name
+    config, source, found = folders.source(decoder, folder / "transformers"), model(decoder), dict[str, str]()
+    prompts = runs.prompts(decoder.settings["vocab_size"], _PROMPTS)
+    wanted = [runs.by_torch(source, [prompt], count).tokens[0] for prompt, count in zip(prompts, _COUNTS, strict=True)]
+    export = folders.exported(decoder, exporter, folder / f"{exporter}.onnx")
+    folders.shared(export, config, folder / exporter, "--cache", "paged")
+    for what, batching in SETTINGS.items():
+        made = folder / f"{exporter}_run"
+        shutil.copytree(folder / exporter, made, dirs_exist_ok=True)
+        limit(made, **batching)
+        same = [_same(*pair) for pair in zip(by_engine(made, prompts, _COUNTS), wanted, strict=True)]
+        found[what] = f"{'' if all(same) else WRONG} {sum(same)} of {len(same)}".strip()
+    return found
 
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--only", default="llama,gpt2,opt", help="decoders, with commas")
-    parser.add_argument("--folder", type=pathlib.Path, default=pathlib.Path("build/genai_engine"), help="where models go")
-    chosen = parser.parse_args()
+
+def races(setting: Setting) -> Iterator[Race]:
+    """A row for each exporter of some decoders."""
     warnings.filterwarnings("ignore")
-    is_equal = True
-    for name in chosen.only.split(","):
-        decoder, folder = architectures.ARCHITECTURES[name], chosen.folder / name
-        config, source = folders.source(decoder, folder / "transformers"), architectures.model(decoder)
-        prompts = runs.prompts(decoder.settings["vocab_size"], _PROMPTS)
-        wanted = [runs.by_torch(source, [prompt], count).tokens[0] for prompt, count in zip(prompts, _COUNTS, strict=True)]
-        for exporter in decoder.exporters:
-            export = folders.exported(decoder, exporter, folder / f"{exporter}.onnx")
-            folders.shared(export, config, folder / exporter, "--cache", "paged")
-            for what, batching in SETTINGS.items():
-                made = folder / f"{exporter}_run"
-                shutil.copytree(folder / exporter, made, dirs_exist_ok=True)
-                limit(made, **batching)
-                same = [_same(*pair) for pair in zip(by_engine(made, prompts, _COUNTS), wanted, strict=True)]
-                print(f"{name} {exporter}, {what}: tokens of {sum(same)} of {len(same)} requests are equal", flush=True)
-                is_equal = is_equal and all(same)
-    return 0 if is_equal else 1
+    for name in setting.some(("gpt2", "opt", "llama")):
+        for exporter in ARCHITECTURES[name].exporters:
+            yield Race(f"{name}, {exporter}", {}, (name, exporter))
 
+
+NOTE = "Requests whose tokens are those of transformers, by the settings of the Engine."
+BENCHMARK = Benchmark("Six prompts in the Engine of onnxruntime-genai", races, NOTE, measure)
+main = command("genai.engine", BENCHMARK, provider="cpu", folder=pathlib.Path("build/genai_engine"))
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -16,6 +16,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from benchmarks.harness import WRONG
+
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # read once, where onnxruntime-genai is imported
 PAD, EOS = 0, 1
 NEAR = 1e-4
@@ -141,7 +143,7 @@ class Comparison:
     def __str__(self) -> str:
         counts = sorted(set(self.equal))
         said = ", ".join(map(str, self.equal)) if len(counts) > 1 else str(counts[0])
-        said = said if self.is_equal else f"**{said}**"
+        said = said if self.is_equal else f"{WRONG} {said}"
         ties = f", tie of {min(self.ties):.0e}" if self.ties else ""
         return f"{said} ({self.error:.0e}{ties})"
 

@@ -1,10 +1,8 @@
-"""Measures one subject: `python -m benchmarks.on_cpu SUBJECT --provider cpu --threads 1 [--to PAGE]`."""
-
-import pathlib
+"""Measures one subject: `python -m benchmarks.on_cpu SUBJECT [--to PAGE]`."""
 
 from benchmarks.harness import command
 
-main = command(pathlib.Path(__file__).parent)
+main = command("on_cpu", provider="cpu")
 
 if __name__ == "__main__":
     main()

@@ -1,10 +1,8 @@
 """Measures one subject: `python -m benchmarks.on_gpu SUBJECT [--to PAGE]`."""
 
-import pathlib
-
 from benchmarks.harness import command
 
-main = command(pathlib.Path(__file__).parent)
+main = command("on_gpu")
 
 if __name__ == "__main__":
     main()

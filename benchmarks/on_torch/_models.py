@@ -1,7 +1,7 @@
 """Blocks of models as people write them, with attention spelled out, and by hand with the best call of PyTorch for each mask.
 
 Masks: none (a vision transformer), a triangle in a buffer (GPT-2), a boolean padding mask beside a triangle and shared heads
-(Llama), a window, documents packed into one row.
+(Llama), a window, documents packed into one row, a prefix that all see; words in the name of a mask add a soft cap or ALiBi.
 """
 
 from __future__ import annotations
@@ -41,9 +41,12 @@ class Case:
         generator = torch.Generator().manual_seed(1)
         hidden = torch.randn(self.batch, self.length, self.width, generator=generator)
         found = {"hidden": hidden.to(device, dtype)}
-        if self.mask == "padding":
-            lengths = torch.linspace(self.length // 2, self.length, self.batch).long()
-            found["mask"] = (torch.arange(self.length) < lengths[:, None]).to(device)
+        lengths = torch.linspace(self.length // 2, self.length, self.batch).long()[:, None]
+        if "padding" in self.mask:
+            real = torch.arange(self.length) < lengths
+            found["mask"] = (real.flip(1) if "left" in self.mask else real).to(device)
+        if self.mask == "prefix":
+            found["prefix"] = lengths.to(device)
         if self.mask == "documents":
             ends = torch.rand(self.batch, self.length, generator=generator) < 1 / self.document
             found["documents"] = ends.long().cumsum(1).to(device)
@@ -88,6 +91,8 @@ class Block(torch.nn.Module):
         self.up, self.down = torch.nn.Linear(case.width, 4 * case.width), torch.nn.Linear(4 * case.width, case.width)
         if case.mask == "triangle":
             self.register_buffer("seen", torch.ones(case.length, case.length, dtype=torch.bool).tril(), persistent=False)
+        if "alibi" in case.mask:
+            self.register_buffer("slopes", 2.0 ** -torch.arange(1, case.heads + 1.0)[:, None, None])
 
     def forward(self, hidden: torch.Tensor, **given: Any) -> torch.Tensor:
         batch, length, _ = hidden.shape
@@ -113,7 +118,7 @@ class Model(torch.nn.Module):
             given = self.prepare(self.case, hidden, **given)
         for block in self.blocks:
             hidden = block(hidden, **given)
-        return hidden.float().square().mean()
+        return (hidden if hidden.dtype == torch.float64 else hidden.float()).square().mean()
 
 
 def spelled(block: Block, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **given: Any) -> torch.Tensor:
@@ -121,6 +126,11 @@ def spelled(block: Block, query: torch.Tensor, key: torch.Tensor, value: torch.T
     groups, length = query.shape[1] // key.shape[1], query.shape[2]
     key, value = (item.repeat_interleave(groups, 1) if groups > 1 else item for item in (key, value))
     scores = query @ key.transpose(2, 3) / math.sqrt(block.size)
+    if "soft cap" in block.case.mask:
+        scores = 5.0 * torch.tanh(scores / 5.0)
+    if "alibi" in block.case.mask:
+        place = torch.arange(length, device=scores.device)
+        scores = scores + block.slopes * (place - place[:, None])
     if block.case.mask == "triangle":
         scores = scores.masked_fill(~block.seen[:length, :length], -math.inf)
     elif block.case.mask != "none":
@@ -151,14 +161,16 @@ def seen(case: Case, hidden: torch.Tensor, **given: Any) -> dict[str, Any]:
         return {}
     place = torch.arange(hidden.shape[1], device=hidden.device)
     causal = place <= place[:, None]
-    if case.mask == "computed triangle":
-        return {"seen": causal}
-    if case.mask == "window":
-        return {"seen": causal & (place > place[:, None] - case.window)}
-    if case.mask == "padding":
-        return {"seen": causal & given["mask"][:, None, None, :]}
-    documents = given["documents"]
-    return {"seen": causal & (documents[:, None, :, None] == documents[:, None, None, :])}
+    if "window" in case.mask:
+        causal = causal & (place > place[:, None] - case.window)
+    if "padding" in case.mask:
+        causal = causal & given["mask"][:, None, None, :]
+    if case.mask == "documents":
+        documents = given["documents"]
+        causal = causal & (documents[:, None, :, None] == documents[:, None, None, :])
+    if case.mask == "prefix":
+        causal = causal | (place < given["prefix"][..., None, None])
+    return {"seen": causal}
 
 
 def blocks(case: Case, hidden: torch.Tensor, **given: Any) -> dict[str, Any]:

@@ -12,11 +12,13 @@ import json
 import math
 import sys
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from benchmarks.harness import Benchmark, Race, Setting, child, one_line
+from benchmarks.harness import WRONG, Benchmark, Race, Setting, child, one_line
+from benchmarks.on_torch._models import Case, Model, seen, spelled
 
 LENGTHS = (300, 640)
 MASKS = (
@@ -29,78 +31,17 @@ MASKS = (
     "alibi in a window",
     "soft cap",
     "soft cap and padding",
-    "causal",
+    "computed triangle",
 )
-_WIDTH, _HEADS, _SHARED, _LAYERS, _WINDOW = 256, 4, 2, 2, 100
+_SHAPE: dict[str, Any] = {"width": 256, "heads": 4, "kv_heads": 2, "layers": 2, "window": 100, "document": 100}
 _MOST = {torch.float32: 2e-4, torch.bfloat16: 4e-2}
 
 
-class Layer(torch.nn.Module):
-    """Attention as it is written out."""
-
-    def __init__(self, mask: str) -> None:
-        super().__init__()
-        self.mask, self.size = mask, _WIDTH // _HEADS
-        self.query, self.out = torch.nn.Linear(_WIDTH, _WIDTH), torch.nn.Linear(_WIDTH, _WIDTH)
-        self.key, self.value = (torch.nn.Linear(_WIDTH, _SHARED * self.size) for _ in range(2))
-        self.register_buffer("slopes", 2.0 ** -torch.arange(1, _HEADS + 1.0))
-
-    def forward(self, hidden: Tensor, seen: Tensor) -> Tensor:
-        batch, length, _ = hidden.shape
-        heads = (layer(hidden).view(batch, length, -1, self.size).transpose(1, 2) for layer in (self.query, self.key, self.value))
-        query, key, value = (item.repeat_interleave(_HEADS // item.shape[1], 1) for item in heads)
-        scores = query @ key.transpose(2, 3) / math.sqrt(self.size)
-        if "soft cap" in self.mask:
-            scores = 5.0 * torch.tanh(scores / 5.0)
-        if "alibi" in self.mask:
-            place = torch.arange(length, device=hidden.device)
-            scores = scores + self.slopes[:, None, None] * (place - place[:, None])
-        scores = scores.masked_fill(~seen, torch.finfo(scores.dtype).min)
-        return self.out((scores.softmax(-1) @ value).transpose(1, 2).reshape(batch, length, -1))
-
-
-class Model(torch.nn.Module):
-    """Layers that share a mask."""
-
-    def __init__(self, mask: str) -> None:
-        super().__init__()
-        self.mask = mask
-        self.layers = torch.nn.ModuleList([Layer(mask) for _ in range(_LAYERS)])
-
-    def forward(self, hidden: Tensor, given: Tensor) -> Tensor:
-        place = torch.arange(hidden.shape[1], device=hidden.device)
-        seen = place <= place[:, None]
-        if "window" in self.mask:
-            seen = seen & (place > place[:, None] - _WINDOW)
-        if "padding" in self.mask:
-            seen = seen & given[:, None, None, :]
-        if self.mask == "documents":
-            seen = seen & (given[:, None, :, None] == given[:, None, None, :])
-        if self.mask == "prefix":
-            seen = seen | (place < given[:, None, None, None])
-        for layer in self.layers:
-            hidden = hidden + layer(hidden, seen)
-        return hidden.float().square().mean() if hidden.dtype != torch.float64 else hidden.square().mean()
-
-
-def inputs(mask: str, entries: int, length: int) -> tuple[Tensor, Tensor]:
-    """Hidden states, and what the mask is made of, another one for each entry."""
-    generator = torch.Generator().manual_seed(length + entries)
-    hidden = torch.randn(entries, length, _WIDTH, generator=generator)
-    places = torch.arange(length)
-    lengths = torch.linspace(length // 3, length, entries).long()[:, None]
-    if "padding" in mask:
-        return hidden, places >= length - lengths if "left" in mask else places < lengths
-    if mask == "documents":
-        return hidden, (torch.rand(entries, length, generator=generator) < 1 / 100).long().cumsum(1)
-    return hidden, lengths[:, 0]
-
-
-def step(module: torch.nn.Module, hidden: Tensor, given: Tensor) -> dict[str, Tensor]:
+def step(module: torch.nn.Module, hidden: Tensor, given: dict[str, Tensor]) -> dict[str, Tensor]:
     """The loss, and the gradients of all parameters and of the hidden states."""
     module.zero_grad(set_to_none=True)
     hidden = hidden.detach().requires_grad_()
-    loss = module(hidden, given)
+    loss = module(hidden, **given)
     loss.backward()
     grads = {name: item.grad for name, item in module.named_parameters() if item.grad is not None}
     assert hidden.grad is not None
@@ -124,20 +65,21 @@ def compared(mask: str, entries: int, rest: str, kind: str, device: str, *, dyna
     dtype = getattr(torch, kind)
     torch._dynamo.config.automatic_dynamic_shapes = dynamic
     torch.manual_seed(0)
-    plain = Model(mask).to(device, dtype)
-    true, fused = Model(mask).to(device, torch.float64), Model(mask).to(device, dtype)
+    cases = [Case(mask, mask, entries, length, **_SHAPE) for length in LENGTHS]
+    plain, fused, true = (Model(cases[0], spelled, seen).to(device, kind) for kind in (dtype, dtype, torch.float64))
     true.load_state_dict(plain.state_dict())
     fused.load_state_dict(plain.state_dict())
     fuse(fused, rest=rest, flex=True)
     off, eager = 0.0, 0.0
-    for length in LENGTHS:
-        hidden, given = (item.to(device) for item in inputs(mask, entries, length))
-        expected = step(true, hidden.to(dtype).double(), given)
-        off = max(off, apart(step(fused, hidden.to(dtype), given), expected))
-        eager = max(eager, apart(step(plain, hidden.to(dtype), given), expected))
+    for case in cases:
+        given = case.inputs(device, dtype)
+        hidden = given.pop("hidden")
+        expected = step(true, hidden.double(), given)
+        off = max(off, apart(step(fused, hidden, given), expected))
+        eager = max(eager, apart(step(plain, hidden, given), expected))
     sites = [site for report in fused.__dict__["attention_reports"] for site in report.sites]
     right = math.isfinite(off) and off <= max(_MOST[dtype], 3 * eager)
-    return f"{'' if right else 'WRONG '}{off:.1e} ({eager:.1e}) {'/'.join(sorted({str(site.kernel) for site in sites}))}"
+    return f"{'' if right else WRONG} {off:.1e} ({eager:.1e}) {'/'.join(sorted({str(site.kernel) for site in sites}))}".strip()
 
 
 def measure(race: Race, setting: Setting) -> Mapping[str, str]:

@@ -12,7 +12,7 @@ pytest.importorskip("onnxruntime")
 
 from click.testing import CliRunner
 
-from benchmarks.harness import Benchmark, Bound, Race, Setting, apart, cells, in_turns, model, page, subjects
+from benchmarks.harness import WRONG, Benchmark, Bound, Race, Setting, apart, cells, command, in_turns, model, page, subjects
 from benchmarks.on_gpu.__main__ import main as on_gpu
 
 _CPU = Setting("cpu", quick=True, rounds=3, threads=1)
@@ -80,6 +80,14 @@ def test_a_page_has_its_command_and_a_line_for_each_row(tmp_path: pathlib.Path) 
     assert [line.split(" | ")[0] for line in text.splitlines() if line.startswith("| ")] == ["| ", "| ---", "| one", "| two"]
 
 
+@pytest.mark.parametrize(("cell", "status"), [("right", 0), (f"{WRONG} by 1", 1)])
+def test_a_cell_that_is_wrong_makes_the_command_fail(cell: str, status: int, tmp_path: pathlib.Path) -> None:
+    one = Benchmark("Title", lambda _: iter([Race("row", {})]), measure=lambda _, __: {"column": cell})
+    done = CliRunner().invoke(command("one", one, provider="cpu"), ["--folder", str(tmp_path)])
+    assert done.exit_code == status
+    assert "python -m benchmarks.one --provider cpu\n" in done.stdout
+
+
 @pytest.mark.newest  # it exports by onnxscript
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("subject", ["attention"])
@@ -99,8 +107,7 @@ def test_rounds_end_in_time_but_not_before_some() -> None:
 
 def test_every_subject_is_a_benchmark() -> None:
     pytest.importorskip("torch")
-    root = pathlib.Path(__file__).parents[2] / "benchmarks"
-    found = [make() for name in ("on_cpu", "on_gpu", "on_torch") for make in subjects(root / name).values()]
+    found = [make() for name in ("on_cpu", "on_gpu", "on_torch") for make in subjects(name).values()]
     assert len(found) > 8
     assert all(isinstance(made, Benchmark) for made in found)
 
