@@ -29,6 +29,7 @@ _EXAMPLES = [
     Example("attnfuse bench model.onnx", "The fused model against the original, whole and its attention alone."),
     Example("attnfuse bench model.onnx --against onnxscript,onnxruntime --dim seq=512", "Against the results of other tools."),
     Example("attnfuse bench decoder.onnx --cache shared --dim seq=1 --dim past=511", "A decode step, its cache in one buffer."),
+    Example("attnfuse bench model.onnx --ep cuda --cuda-graph", "Each captured in a CUDA graph, if it can be."),
     Example("attnfuse bench model.onnx model.attnfuse.onnx", "Two models in turns, and how far their outputs are apart."),
     Example("attnfuse bench --seeds --ep cuda", "ONNX Runtime's attention alone, in TFLOP/s."),
 ]
@@ -64,7 +65,7 @@ _EXAMPLES = [
     help="Without MODEL: MultiHeadAttention alone, in TFLOP/s, at the sizes of ONNX Runtime's benchmark table.",
 )
 @click.option("--small", is_flag=True, help="With --seeds: few and small sizes, for a CPU.")
-@derived_options(only=("padding", "dim", "target", "always", "keep_outputs", "cache", "kv_cache"))
+@derived_options(only=("padding", "dim", "target", "packed_tokens", "always", "keep_outputs", "cache", "kv_cache", "cuda_graph"))
 @policy_options
 @click.option(
     "--price",
@@ -134,7 +135,9 @@ def command(
     return Exit.BAD_INPUT if any(item.failed is not None for contest in found for item in contest.figures[:1]) else Exit.DONE
 
 
-_OF_ONE = frozenset("against padding target always keep_outputs flash efficient sdpa_fallback cache kv_cache picture".split())
+_OF_ONE = frozenset(
+    "against padding target packed_tokens always keep_outputs flash efficient sdpa_fallback cache kv_cache picture".split()
+)
 """Options that say how one model is fused, or beside what."""
 
 
@@ -185,6 +188,8 @@ def _show_figures(figures: Sequence[Figures], price: float | None) -> None:
     for item in figures:
         if item.failed is not None:
             echo(f"{item.name} failed: {item.failed}")
+        elif item.uncaptured is not None:
+            echo(f"{item.name} runs without a CUDA graph: {item.uncaptured}")
 
 
 def _show_share(found: Contest) -> None:

@@ -19,6 +19,7 @@ from onnx_attnfuse.bench.process import Child, ChildError, Sample
 from onnx_attnfuse.errors import OptionError
 from onnx_attnfuse.graph import io
 from onnx_attnfuse.graph.tensors import external_tensors
+from onnx_attnfuse.kernels.providers import provider
 from onnx_attnfuse.options import Options
 from onnx_attnfuse.report.model import Report
 from onnx_attnfuse.verify.subprocess_runner import Worker
@@ -44,6 +45,8 @@ class Figures:
 
     name: str
     failed: str | None = None
+    uncaptured: str | None = None
+    """Why it runs without the CUDA graph that was asked for."""
     ms: float | None = None
     """Median of all runs."""
     fastest: float | None = None
@@ -71,6 +74,7 @@ def run(
     runs: int,
     seconds: float,
     how: Mapping[str, Any] | None = None,
+    captured: bool = False,
 ) -> list[Figures]:
     """Runs a contest.
 
@@ -82,12 +86,16 @@ def run(
         runs: How often each is run, warm.
         seconds: How long each may take for a round, and to start.
         how: More entries of the workers' task: `threads`, and `clock`, which is `cpu` for the time of the process.
+        captured: Whether each runs captured, as the execution provider does it; one that cannot be runs as it is.
     """
     arrays = sample.save(folder / "inputs.npz")
     own = {item.name: item.inputs.save(folder / f"inputs-{item.name}.npz") for item in contenders if item.inputs}
     failed = {item.name: item.failed for item in contenders if item.failed}
     times: dict[str, list[list[float]]] = {}
     memory: dict[str, float | None] = {}
+    uncaptured: dict[str, str] = {}
+    capture = provider(ep).capture if captured else None
+    tries: list[Mapping[str, str]] = [{}] if capture is None else [capture.options, {}]
     with contextlib.ExitStack() as stack:
         alive: dict[str, Worker] = {}
         for item in contenders:
@@ -96,18 +104,17 @@ def run(
             task: dict[str, Any] = {
                 "model": str(item.path),
                 "ep": ep,
-                "provider_options": dict(item.provider_options),
                 "buffers": dict(item.buffers),
                 **own.get(item.name, arrays),
                 **(how or {}),
             }
-            child = stack.enter_context(Child(task, item.environment))
-            try:
-                child.ask(None, seconds)
-                memory[item.name] = child.ask(_WARM, seconds)["megabytes"]
-                alive[item.name] = child
-            except ChildError as error:
-                failed[item.name] = str(error)
+            for more in tries:
+                options = {**item.provider_options, **more}
+                try:
+                    alive[item.name], memory[item.name] = _started({**task, "provider_options": options}, item, seconds, stack)
+                    break
+                except ChildError as error:
+                    (uncaptured if more else failed)[item.name] = str(error)
         each = -(-runs // ROUNDS)
         for number in range(ROUNDS):
             names = list(alive)
@@ -119,7 +126,25 @@ def run(
                     del alive[name]
                 else:
                     times.setdefault(name, []).append(block)
-    return figures([item.name for item in contenders], times, memory, failed, sample)
+    found = figures([item.name for item in contenders], times, memory, failed, sample)
+    return [dataclasses.replace(item, uncaptured=uncaptured.get(item.name)) for item in found]
+
+
+def _started(
+    task: Mapping[str, Any], contender: Contender, seconds: float, stack: contextlib.ExitStack
+) -> tuple[Worker, float | None]:
+    """A process in which a contender ran and is warm, and its memory.
+
+    Raises:
+        ChildError: It failed, or took too long.
+    """
+    child = stack.enter_context(Child(task, contender.environment))
+    try:
+        child.ask(None, seconds)
+        return child, child.ask(_WARM, seconds)["megabytes"]
+    except ChildError:
+        child.end()
+        raise
 
 
 def _timed(child: Worker, runs: int, seconds: float) -> list[float] | str:

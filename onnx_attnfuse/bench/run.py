@@ -8,6 +8,7 @@ import pathlib
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import onnx
 import onnx_ir as ir
@@ -19,6 +20,7 @@ from onnx_attnfuse.bench.compare import ORIGINAL, OURS, Contender, Figures, chec
 from onnx_attnfuse.bench.process import Sample, fitting, sample
 from onnx_attnfuse.bench.roofline import Limit, Work, limit, work
 from onnx_attnfuse.errors import MissingDependencyError, ModelError, OptionError
+from onnx_attnfuse.fusion.model_options import check_options
 from onnx_attnfuse.fusion.shared_cache.decoder import LENGTH, window_length
 from onnx_attnfuse.graph import io
 from onnx_attnfuse.graph.scopes import Scope, scopes
@@ -104,7 +106,8 @@ class Bench:
             piece = pathlib.Path(folder) / "attention.onnx"
             io.save(io.from_any(alone.proto)[0], piece)
             title = f"attention alone: {alone.name}, one of {alone.alike}"
-            plain = dataclasses.replace(self, options=dataclasses.replace(self.options, cache="as-is", kv_cache="same"))
+            options = dataclasses.replace(self.options, cache="as-is", kv_cache="same")
+            plain = dataclasses.replace(self, options=options)
             return [*found, plain._contest(title, piece, sample(io.load(piece), whole.lengths))]
 
     def pair(self, first: pathlib.Path, second: pathlib.Path) -> Pair:
@@ -114,9 +117,10 @@ class Bench:
 
         Raises:
             ModelError: A model cannot be read, or does not say what it is run on.
-            OptionError: The sizes do not fit together.
+            OptionError: The sizes do not fit together, or the execution provider captures no model.
         """
         _check_runtime()
+        check_options(self.options)
         io.load(second)
         inputs = fitting(first, io.load(first), self.options.dim, self.ep, self.seconds)
         on_cpu = provider(self.ep).memory == "cpu"
@@ -125,7 +129,7 @@ class Bench:
         found = [Contender(names[1], second), Contender(names[0], first)]
         with tempfile.TemporaryDirectory() as folder:
             place = pathlib.Path(folder)
-            late, early = compare.run(found, inputs, place, ep=self.ep, runs=self.runs, seconds=self.seconds, how=how)
+            late, early = self._run(found, inputs, place, how)
         outputs, note = None, None
         try:
             outputs = verify_models(first, second, Trials(dim=self.options.dim))
@@ -145,26 +149,45 @@ class Bench:
         inputs = fitting(source, io.load(source), self.options.dim, self.ep, self.seconds)
         found = [_in_one_buffer(Contender(OURS, result), report, inputs), Contender(ORIGINAL, source)]
         with tempfile.TemporaryDirectory() as folder:
-            ours, other = compare.run(found, inputs, pathlib.Path(folder), ep=self.ep, runs=self.runs, seconds=self.seconds)
+            ours, other = self._run(found, inputs, pathlib.Path(folder))
         if ours.ratios is None or ours.ms is None or other.ms is None:
             return f"not measured: {ours.failed or other.failed}"
         sizes = ", ".join(f"{name}={number}" for name, number in inputs.lengths.items())
         low, high = ours.ratios
-        return f"{ours.ratio:.2f} times as fast ({low:.2f} to {high:.2f}), {ours.ms:.3f} ms instead of {other.ms:.3f}; {sizes}"
+        said = f"{ours.ratio:.2f} times as fast ({low:.2f} to {high:.2f}), {ours.ms:.3f} ms instead of {other.ms:.3f}; {sizes}"
+        late = [item.name for item in (ours, other) if item.uncaptured is not None]
+        return f"{said}; not captured: {', '.join(late)}" if late else said
 
     @property
     def ep(self) -> str:
         """The execution provider that models are run on."""
         return FALLBACK if self.options.ep == "auto" else self.options.ep
 
+    def _run(
+        self, found: Sequence[Contender], inputs: Sample, folder: pathlib.Path, how: Mapping[str, Any] | None = None
+    ) -> list[Figures]:
+        captured = self.options.cuda_graph
+        return compare.run(found, inputs, folder, ep=self.ep, runs=self.runs, seconds=self.seconds, how=how, captured=captured)
+
+    def _fixed(self, inputs: Sample) -> Options:
+        """The options with numbers for all sizes, where the model is to be captured.
+
+        A captured step has a buffer that is as long as the mask, which is the longest of the inputs with a row for each entry.
+        """
+        if not self.options.cuda_graph:
+            return self.options
+        rows = (array.shape[1] for array in inputs.feeds.values() if array.ndim == 2)
+        buffer = {LENGTH: max(rows, default=1)} if self.options.cache == "shared" else {}
+        return dataclasses.replace(self.options, dim={**buffer, **inputs.lengths, **self.options.dim})
+
     def _contest(self, what: str, path: pathlib.Path, inputs: Sample) -> Contest:
         with tempfile.TemporaryDirectory() as name:
             folder = pathlib.Path(name)
-            found, report = contenders(path, self.against, self.options, folder, self.seconds)
+            found, report = contenders(path, self.against, self._fixed(inputs), folder, self.seconds)
             if report.unshared is not None:
                 raise OptionError(f"--cache shared was not applied: {report.unshared}")
             found[0] = _in_one_buffer(found[0], report, inputs)
-            figures = compare.run(found, inputs, folder, ep=self.ep, runs=self.runs, seconds=self.seconds)
+            figures = self._run(found, inputs, folder)
             assert found[0].path is not None
             own = found[0].inputs or inputs
             done = work(io.load(found[0].path), {name: array.shape for name, array in own.feeds.items()})

@@ -235,4 +235,5 @@ CAPTURE = Capture(
     },
     waits=_WAITS,
     not_run=_not_run,
+    options={"enable_cuda_graph": "1"},
 )

@@ -194,6 +194,8 @@ class Capture:
     """The operators for which the host waits for the device, and for what."""
     not_run: Callable[[ir.Node], str | None]
     """The reason that keeps a node on the host although there is a kernel."""
+    options: Mapping[str, str]
+    """The options of the provider with which a session captures."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

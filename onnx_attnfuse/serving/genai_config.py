@@ -33,8 +33,6 @@ _PAGE, _REQUESTS = 256, 16
 """Positions of a page, and requests that run at once; a caller may edit both."""
 _OURS = "onnx-attnfuse"
 """The log id of sessions, by which a config is known to be ours; the format takes no names of others."""
-_CAPTURED = {"enable_cuda_graph": "1"}
-"""The option of the CUDA provider with which steps are captured; masks are then as long as the buffer from the prompt on."""
 _REMEDY = f"pass the model's config.json with --hf-config, or edit {FILE}"
 
 
@@ -61,7 +59,9 @@ def genai_config(
     if (reason := unfit(decoder, config)) is not None:
         raise OptionError(reason)
     facts, sizes, states = _facts(decoder, config or {}), decoder.sizes, states_of(decoder)
-    chosen = [{} if ep == "cpu" else {ep: {**(provider_options or {}), **({} if sizes is None else _CAPTURED)}}]
+    capture = None if sizes is None else providers.provider(ep).capture
+    captured: Mapping[str, str] = {} if capture is None else capture.options  # masks are then as long as the buffer from the prompt on
+    chosen = [{} if ep == "cpu" else {ep: {**(provider_options or {}), **captured}}]
     names = templates(decoder)
     inputs = {
         "input_ids": decoder.input_ids,

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import pathlib
 import re
+from typing import Any
 from xml.etree import ElementTree as ET
 
 import numpy as np
@@ -14,11 +15,12 @@ import onnx_ir as ir
 import onnxruntime
 import pytest
 
-from onnx_attnfuse.bench import op_sweep
+import onnx_attnfuse
+from onnx_attnfuse.bench import compare, op_sweep
 from onnx_attnfuse.bench import run as bench_run
 from onnx_attnfuse.bench.compare import Contender, Figures, contenders, figures, run
 from onnx_attnfuse.bench.process import Child, ChildError, Sample, fitting, sample
-from onnx_attnfuse.bench.run import Alone, Contest, cut_attention, picture
+from onnx_attnfuse.bench.run import Alone, Bench, Contest, cut_attention, picture
 from onnx_attnfuse.errors import ModelError
 from onnx_attnfuse.graph import io
 from onnx_attnfuse.kernels.gpus import DeviceLimits
@@ -236,6 +238,8 @@ def test_the_command_measures_the_model_and_its_attention(tmp_path: pathlib.Path
         (["model.onnx", "--small"], "--small is for --seeds"),
         (["--seeds"], "--seeds at full size is for CUDA; give --small, or --ep cuda"),
         (["model.onnx", "--against", "torch"], "there is no contender 'torch'; choose original, onnxscript"),
+        (["model.onnx", "--cuda-graph"], "cuda_graph is asked for, and cpu captures no model; choose --ep cuda with it"),
+        (["model.onnx", "model.onnx", "--cuda-graph"], "cuda_graph is asked for, and cpu captures no model"),
         (["model.onnx", "--ep", "cuda"], "running on CUDA needs an NVIDIA GPU, and there is none here"),
         (["other.onnx"], "other.onnx does not exist; check the path"),
     ],
@@ -324,6 +328,38 @@ def test_present_and_past_are_one_buffer(tmp_path: pathlib.Path) -> None:
     broken = dataclasses.replace(found, buffers={"present.0.key": "input_ids"})
     (failed,) = run([broken], whole, tmp_path, ep="cpu", runs=5, seconds=300)
     assert failed.failed is not None
+
+
+def test_a_model_that_cannot_be_captured_runs_without(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = small_models.written(WIDE, tmp_path / "model.onnx")
+    inputs, started = sample(io.load(path)), compare._started
+    settings: list[dict[str, str]] = []
+
+    def refusing(task: dict[str, Any], contender: Contender, *others: Any) -> Any:
+        settings.append(task["provider_options"])
+        if contender.name == "no" and settings[-1]:
+            raise ChildError("a node runs on the host")
+        return started({**task, "ep": "cpu", "provider_options": {}}, contender, *others)
+
+    monkeypatch.setattr(compare, "_started", refusing)
+    both = [Contender("yes", path), Contender("no", path)]
+    yes, no = run(both, inputs, tmp_path, ep="cuda", runs=5, seconds=300, captured=True)
+    assert (yes.failed, yes.uncaptured, no.failed, no.uncaptured) == (None, None, None, "a node runs on the host")
+    assert settings == [{"enable_cuda_graph": "1"}] * 2 + [{}]
+    settings.clear()
+    assert run(both[:1], inputs, tmp_path, ep="cuda", runs=5, seconds=300)[0].uncaptured is None
+    assert settings == [{}]
+
+
+def test_a_step_that_is_captured_has_a_buffer_as_long_as_its_mask() -> None:
+    half = onnx_attnfuse.convert(DECODER).model
+    inputs = sample(io.load(DECODER), {"seq": 1, "past": 15})
+    options = Bench(Options(ep="cuda", arch="sm90", cache="shared", cuda_graph=True, verify="none"))._fixed(inputs)
+    assert options.dim == {"batch": 1, "seq": 1, "past": 15, "past_plus_seq": 16, "max_sequence_length": 16}
+    result = onnx_attnfuse.optimize(half, options)
+    assert result.report.capture is not None
+    assert result.report.capture.possible
+    assert Bench(Options(ep="cuda"))._fixed(inputs).dim == {}
 
 
 def test_a_cache_that_is_not_shared_is_an_error(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
