@@ -11,6 +11,7 @@ from typing import Any
 import click
 from sphinx.application import Sphinx
 
+from onnx_attnfuse_cli import optimize
 from onnx_attnfuse_cli.manual import Manual
 
 project = "onnx-attnfuse"
@@ -48,6 +49,7 @@ def setup(app: Sphinx) -> None:
     app.connect("autodoc-process-docstring", _keep, priority=100)
     app.connect("autodoc-process-docstring", _put_back, priority=900)
     app.connect("autodoc-process-signature", _no_signature)
+    app.connect("sphinx-click-process-options", _named)
     app.connect("sphinx-click-process-epilog", _manual)
 
 
@@ -85,6 +87,19 @@ def _put_back(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: 
 def _no_signature(app: Sphinx, what: str, name: str, obj: Any, *rest: Any) -> tuple[str, None] | None:
     """The fields of a dataclass are listed below it, each with what it means."""
     return ("", None) if what == "class" and dataclasses.is_dataclass(obj) else None
+
+
+def _named(app: Sphinx, ctx: click.Context, lines: list[str]) -> None:
+    """The options of a command, those of `optimize` by their names only."""
+    shared = {(param.name, param.help) for param in optimize.command.params if isinstance(param, click.Option)}
+    options = [param for param in ctx.command.params if isinstance(param, click.Option) and not param.hidden]
+    found = [max(param.opts, key=len) for param in options if (param.name, param.help) in shared]
+    if not found:
+        return
+    blocks = re.split(r"(?m)^(?=\.\. option:: )", "\n".join(lines))
+    kept = [block for block in blocks if not set(re.findall(r"--[\w-]+", block.partition("\n")[0])) & set(found)]
+    names = ", ".join(f"``{name}``" for name in found)
+    lines[:] = [*"".join(kept).splitlines(), "", f":doc:`Options <options>` explains {names}.", ""]
 
 
 def _manual(app: Sphinx, ctx: click.Context, lines: list[str]) -> None:

@@ -12,14 +12,14 @@ from collections.abc import Iterable, Iterator
 
 from onnx_attnfuse.bench.doctor import tables
 from onnx_attnfuse.kernels import providers
-from onnx_attnfuse.kernels.execution_provider import ExecutionProvider, OpSupport
+from onnx_attnfuse.kernels.execution_provider import UNKNOWN, ExecutionProvider, OpSupport
 from onnx_attnfuse.kernels.operators import by_key
 from onnx_attnfuse.kernels.support import support
 from onnx_attnfuse.reasons import Reason
 
 ROOT = pathlib.Path(__file__).parents[1]
 _HEAD = "<!-- Written by `make provider-pages` from the record and the tables of results; do not edit. -->"
-_MASKS = {"none": "none", "bias": "bias", "raw": "0 and 1", "lengths": "lengths", "ranges": "lengths and offsets"}
+_MASKS = {"none": "none", "bias": "added", "raw": "of 0 and 1", "lengths": "lengths", "ranges": "lengths with offsets"}
 _YES = {True: "yes", False: "no", None: "not known"}
 
 
@@ -50,29 +50,36 @@ def _introduction(record: ExecutionProvider) -> Iterator[str]:
         yield f"[Findings in detail](../details/providers.md#{record.name})."
     form = record.unfused_form
     if form is not None:
-        kinds, place = _types(form.dtypes), {"scores": "after the product", "queries": "on the queries"}[form.scale]
-        yield f"attnfuse decomposes attention in {kinds}, with the factor {place}. Source: {form.known_from}."
+        kinds, place = _types(form.dtypes), {"scores": "after the product", "queries": "at the queries"}[form.scale]
+        source = _shorter(form.known_from, record)
+        yield f"attnfuse writes plain attention here, in {kinds}, scaled {place}. The provider fuses it itself: {source}."
 
 
 def _operators(record: ExecutionProvider) -> str:
-    """A table: each operator with its supported forms, or why it is not written."""
-    rows = [("operator", "written", "types", "masks", "causal", "kernels", "source, or why not"), ("---",) * 7]
+    """A table of the operators that attnfuse writes with their forms, and a line on each other one."""
+    rows = [("operator", "written", "types", "masks", "causal", "kernels", "source"), ("---",) * 7]
+    refused: list[str] = []
     for key, info in sorted(by_key().items()):
         if info.kind == "attention" and info.target is not None:
             found = support(key, record)
-            rows.append((f"`{key}`", *(_refused(found) if isinstance(found, Reason) else _supported(found))))
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
-
-
-def _refused(reason: Reason) -> tuple[str, ...]:
-    return "no", "", "", "", "", reason.message
+            if isinstance(found, Reason):
+                refused.append(f"- Not written: {found.message}.")
+            else:
+                rows.append((f"`{key}`", *_supported(found), _shorter(found.known_from, record)))
+    table = [f"| {' | '.join(row)} |" for row in rows] if rows[2:] else []
+    return "\n\n".join(filter(None, ("\n".join(table), "\n".join(refused))))
 
 
 def _supported(found: OpSupport) -> tuple[str, ...]:
     masks = ", ".join(words for form, words in _MASKS.items() if form in found.masks)
-    written = "yes" if found.by_default else "if asked for"
-    kernels = ", ".join(dict.fromkeys(name for name, _ in found.kernels))
-    return written, _types(found.written), masks, _YES[found.causal], kernels, found.known_from
+    written = "by default" if found.by_default else "with `--target`"
+    kernels = ", ".join(dict.fromkeys("not known" if ((name, ()),) == UNKNOWN else name for name, _ in found.kernels))
+    return written, _types(found.written), masks, _YES[found.causal], kernels
+
+
+def _shorter(source: str, record: ExecutionProvider) -> str:
+    """A source without that of the whole record, which the page names at its top."""
+    return source.removeprefix(record.known_from).lstrip(";:, ") or "as above"
 
 
 def _types(dtypes: Iterable[object]) -> str:
@@ -81,12 +88,12 @@ def _types(dtypes: Iterable[object]) -> str:
 
 def _facts(record: ExecutionProvider) -> Iterator[str]:
     """Facts about a provider that concern no single operator, one line each."""
-    yield f"Fused operators give NaN in a row whose scores are all -inf: {_YES[record.keeps_nan_rows]}."
+    yield f"Fused operators give NaN, as a Softmax does, where all scores of a row are -inf: {_YES[record.keeps_nan_rows]}."
     if record.computes_in_float16:
         yield "The provider computes float32 in float16; attnfuse edits fully masked rows so that they give the float32 result."
     else:
-        yield f"The provider rounds float16 sums to float16: {_YES[record.rounds_float16]}."
-    yield f"An `If` costs no more than its condition: {_YES[record.takes_if]}."
+        yield f"Sums of float16 numbers are rounded to float16: {_YES[record.rounds_float16]}."
+    yield f"Run-time checks (`--padding guarded`) cost no more than their condition: {_YES[record.takes_if]}."
     yield f"RotaryEmbedding of com.microsoft: {'used' if record.rotates else 'decomposed'}."
     yield f"A cache in one buffer (`--cache shared`): {_YES[record.shares_cache]}."
     fate = "keeps fused operators" if record.keeps_fused else "decomposes fused operators that are not known to run correctly"
@@ -105,7 +112,8 @@ def _facts(record: ExecutionProvider) -> Iterator[str]:
     if record.merges_into_norms:
         yield "Before norms attnfuse writes a quotient for Reciprocal of Sqrt, and repeats tables shared by batch entries."
     if record.pays:
-        yield f"Optional rewrites that are faster there: {', '.join(f'`{name}`' for name in sorted(record.pays))}."
+        kinds = len(record.pays)
+        yield f"attnfuse makes {kinds} kinds of rewrites that are faster there ([decisions](../decisions/README.md))."
 
 
 def _summary(path: pathlib.Path) -> str:

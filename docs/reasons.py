@@ -21,6 +21,7 @@ _HEAD = """\
 
 Every attention that is left as it is has a reason with a stable code, and so has every faster kernel that will not run.
 Codes with one cause are a family. `attnfuse explain --code NAME` prints a code or a family.
+After the meaning of a code comes what to do, unless that is what the family says.
 A pattern of your own may refuse with codes of its own.
 """
 
@@ -41,8 +42,9 @@ def page() -> str:
     for family in reason_codes.families().values():
         lines += [f"## {family.name}", "", f"**{family.title}.** {family.meaning}", ""]
         lines += ["```text", family.example, "```", "", f"What to do: {family.remedy}", ""]
-        lines += ["| code | meaning | what to do |", "|---|---|---|"]
-        lines += [f"| `{name}` | {code.meaning} | {code.remedy} |" for name, code in family.codes.items()]
+        for name, code in family.codes.items():
+            own = "" if code.remedy == family.remedy else f" *{code.remedy}*"
+            lines.append(f"- `{name}`: {code.meaning}{own}")
         lines.append("")
     return "\n".join(lines)
 

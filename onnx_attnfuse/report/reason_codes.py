@@ -1,7 +1,7 @@
 """Reason codes by family, with their meaning and what to do, for reports, `attnfuse explain --code` and docs/reasons.md.
 
 The table is `reason_codes.txt`: `== family: title`, its meaning, an indented example, `Do: what to do`, then one line for
-each code, `code: meaning -> what to do`.
+each code, `code: meaning -> what to do`; without the latter it is that of the family.
 """
 
 from __future__ import annotations
@@ -93,11 +93,11 @@ def similar(name: str) -> list[str]:
 def _family(block: str) -> Family:
     head, *lines = [line for line in block.splitlines() if line]
     name, _, title = head.partition(": ")
-    codes: dict[str, Code] = {}
-    for code, _, text in (line.partition(": ") for line in lines if " -> " in line):
-        meaning, _, remedy = text.partition(" -> ")
-        codes[code] = Code(meaning, remedy)
     (remedy,) = (line.removeprefix("Do: ") for line in lines if line.startswith("Do: "))
+    codes: dict[str, Code] = {}
+    for code, _, text in (line.partition(": ") for line in lines[1:] if not line.startswith(("    ", "Do: "))):
+        meaning, _, own = text.partition(" -> ")
+        codes[code] = Code(meaning, own or remedy)
     example = "\n".join(line.strip() for line in lines if line.startswith("    "))
     return Family(name, title, lines[0], example, remedy, codes)
 

@@ -60,7 +60,7 @@ def genai_config(
         raise OptionError(reason)
     facts, sizes, states = _facts(decoder, config or {}), decoder.sizes, states_of(decoder)
     capture = None if sizes is None else providers.provider(ep).capture
-    captured: Mapping[str, str] = {} if capture is None else capture.options  # masks are then as long as the buffer from the prompt on
+    captured: Mapping[str, str] = {} if capture is None else capture.options  # masks are as long as the buffer then
     chosen = [{} if ep == "cpu" else {ep: {**(provider_options or {}), **captured}}]
     names = templates(decoder)
     inputs = {
