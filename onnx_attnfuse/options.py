@@ -8,8 +8,8 @@ import pathlib
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, TypeAlias, TypeVar, cast
 
-from onnx_attnfuse.assumptions import ASSUMPTIONS, DEFAULT, Assumed
 from onnx_attnfuse.errors import OptionError
+from onnx_attnfuse.graph.assumptions import ASSUMPTIONS, DEFAULT, Assumed
 from onnx_attnfuse.kernels import providers
 from onnx_attnfuse.kernels.operators import target_names
 from onnx_attnfuse.kernels.policy import Policy

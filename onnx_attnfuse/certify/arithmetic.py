@@ -31,7 +31,7 @@ from onnx_attnfuse.certify.terms import (
     subtract,
     truth,
 )
-from onnx_attnfuse.thresholds import MASKS_ANY_SCORE
+from onnx_attnfuse.graph.thresholds import MASKS_ANY_SCORE
 
 _MAX_STEPS = 24
 

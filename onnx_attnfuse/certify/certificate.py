@@ -21,13 +21,13 @@ from typing import Any, cast
 
 import onnx_ir as ir
 
-from onnx_attnfuse.assumptions import ASSUMPTIONS, AssumptionName, named_in_order
 from onnx_attnfuse.certify import terms
 from onnx_attnfuse.certify.claims import Proof, prove
 from onnx_attnfuse.certify.pairing import Pair
 from onnx_attnfuse.certify.solvers import Obligation, Solver, SolverName
 from onnx_attnfuse.errors import ModelError, OptionError
 from onnx_attnfuse.graph import io
+from onnx_attnfuse.graph.assumptions import ASSUMPTIONS, AssumptionName, named_in_order
 
 VERSION = 1
 _FIRST = "; attnfuse certificate "

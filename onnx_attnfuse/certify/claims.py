@@ -9,7 +9,6 @@ from fractions import Fraction
 import numpy as np
 import onnx_ir as ir
 
-from onnx_attnfuse.assumptions import AssumptionName, named_in_order
 from onnx_attnfuse.certify import arithmetic
 from onnx_attnfuse.certify.arrays import Array, Unsupported, axes_of, met
 from onnx_attnfuse.certify.execution import Execution, length_of
@@ -36,6 +35,7 @@ from onnx_attnfuse.certify.terms import (
     subtract,
     walk,
 )
+from onnx_attnfuse.graph.assumptions import AssumptionName, named_in_order
 from onnx_attnfuse.graph.constants import Array as NumPyArray
 from onnx_attnfuse.graph.constants import constant_tensor
 

@@ -6,7 +6,7 @@ import onnx_ir as ir
 
 from onnx_attnfuse.certify.terms import MASKLIKE, NINF, Number, Term, ite, number, polynomial
 from onnx_attnfuse.graph.dtypes import integers
-from onnx_attnfuse.thresholds import ABSORBS, ORDINARY
+from onnx_attnfuse.graph.thresholds import ABSORBS, ORDINARY
 
 _BEYOND = {ir.DataType.FLOAT: -3.4028235677973366e38, ir.DataType.FLOAT16: -65520.0, ir.DataType.BFLOAT16: -3.3961775292304601e38}
 """Numbers from here down are rounded to minus infinity."""

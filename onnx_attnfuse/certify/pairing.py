@@ -26,7 +26,7 @@ from onnx_attnfuse.graph.ops import CONTRIB, RANDOM, STANDARD
 from onnx_attnfuse.graph.opset import CHANGED
 from onnx_attnfuse.graph.scopes import Scope, scopes
 from onnx_attnfuse.graph.sizes import Dim
-from onnx_attnfuse.thresholds import ORDINARY
+from onnx_attnfuse.graph.thresholds import ORDINARY
 
 _SOFTMAXES = frozenset(["Softmax", "LogSoftmax", "Hardmax"])
 _ORIGIN = "attnfuse.origin"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 
-from onnx_attnfuse.assumptions import AssumptionName
 from onnx_attnfuse.certify import arithmetic
 from onnx_attnfuse.certify.forms import (
     bases,
@@ -43,7 +42,8 @@ from onnx_attnfuse.certify.terms import (
     subtract,
     truth,
 )
-from onnx_attnfuse.thresholds import ABSORBS, LEVELS_HALF
+from onnx_attnfuse.graph.assumptions import AssumptionName
+from onnx_attnfuse.graph.thresholds import ABSORBS, LEVELS_HALF
 
 Facts = tuple[Term, ...]
 _MAX_SPLITS = 12

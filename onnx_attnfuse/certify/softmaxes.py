@@ -32,7 +32,7 @@ from onnx_attnfuse.certify.terms import (
     subtract,
     truth,
 )
-from onnx_attnfuse.thresholds import ABSORBS, MASKS
+from onnx_attnfuse.graph.thresholds import ABSORBS, MASKS
 
 Score = Callable[[Term], Term]
 

@@ -17,8 +17,8 @@ from onnx_attnfuse.graph.order import NodeOrder
 from onnx_attnfuse.graph.sweep import sweep
 from onnx_attnfuse.graph.uses import shape_nodes, viewers
 from onnx_attnfuse.reasons import Refused
-from onnx_attnfuse.rewriting import Edit
 from onnx_attnfuse.targets.base import Emitted
+from onnx_attnfuse.transforms.rewriting import Edit
 
 
 def inner_values(spec: AttentionSpec) -> list[ir.Value]:

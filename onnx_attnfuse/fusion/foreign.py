@@ -16,8 +16,8 @@ from onnx_attnfuse.kernels.op_node import params_of_node
 from onnx_attnfuse.kernels.operators import OpInfo, info_of
 from onnx_attnfuse.kernels.support import support
 from onnx_attnfuse.reasons import Reason
-from onnx_attnfuse.rewriting import GraphContext
 from onnx_attnfuse.transforms.decompose.decompose import decompose_node, is_fused
+from onnx_attnfuse.transforms.rewriting import GraphContext
 
 _SUM = 3
 """The place of the sum among the results of a normalization with one in front."""

@@ -25,7 +25,7 @@ from onnx_attnfuse.mixers.recurrences import fused_step
 from onnx_attnfuse.mixers.rewrite import Replacement
 from onnx_attnfuse.reasons import Reason, Refused
 from onnx_attnfuse.report.model import MixerReport
-from onnx_attnfuse.rewriting import GraphContext
+from onnx_attnfuse.transforms.rewriting import GraphContext
 
 _LEFT: Mapping[MixerKind, Reason] = {
     "recurrence": Reason("mixer-step", "a step of a recurrence is not fused"),

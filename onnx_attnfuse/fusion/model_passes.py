@@ -34,8 +34,8 @@ from onnx_attnfuse.kernels.operators.group_query_attention import INFO
 from onnx_attnfuse.options import Options
 from onnx_attnfuse.reasons import Reason, Refused
 from onnx_attnfuse.report.model import CaptureReport, Report
-from onnx_attnfuse.rewriting import GraphContext
 from onnx_attnfuse.serving.decoder import ServedDecoder, StepSizes
+from onnx_attnfuse.transforms.rewriting import GraphContext
 from onnx_attnfuse.verify.quantised.roundings import DequantisedAttention
 from onnx_attnfuse.verify.runtime import judging
 

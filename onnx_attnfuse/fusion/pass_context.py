@@ -41,9 +41,9 @@ from onnx_attnfuse.reasons import Reason
 from onnx_attnfuse.report.model import CaptureReport, MixerReport, NodesOfRole, RoundingReport, SiteReport
 from onnx_attnfuse.report.pictures.album import Album
 from onnx_attnfuse.report.pictures.model import SitePicture
-from onnx_attnfuse.rewriting import GraphContext
 from onnx_attnfuse.targets import packed
 from onnx_attnfuse.targets.base import BuildContext
+from onnx_attnfuse.transforms.rewriting import GraphContext
 from onnx_attnfuse.verify.quantised.roundings import DequantisedAttention, QuantisedCache
 from onnx_attnfuse.verify.verifier import Verifier
 

@@ -9,12 +9,12 @@ from typing import get_args
 
 import onnx_ir as ir
 
-from onnx_attnfuse.assumptions import ASSUMPTIONS, Assumed
 from onnx_attnfuse.attention.axes.factors import length
 from onnx_attnfuse.attention.masks.classify import Meaning
 from onnx_attnfuse.attention.spec import AttentionSpec
 from onnx_attnfuse.containment import Subject, contained
 from onnx_attnfuse.errors import OptionError
+from onnx_attnfuse.graph.assumptions import ASSUMPTIONS, Assumed
 from onnx_attnfuse.kernels.conditions import MOST_SCORES, AttentionParams, MaskForm
 from onnx_attnfuse.kernels.conformance import Conformance, Form
 from onnx_attnfuse.kernels.device import Device

@@ -6,11 +6,11 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import get_args
 
-from onnx_attnfuse.assumptions import AssumptionName
 from onnx_attnfuse.attention.axes.factors import leaves, length
 from onnx_attnfuse.attention.match.candidates import Candidate
 from onnx_attnfuse.attention.spec import AttentionSpec, Role, Roles
 from onnx_attnfuse.fusion.plan import FASTER_FROM, Lowering, Plan, params_of
+from onnx_attnfuse.graph.assumptions import AssumptionName
 from onnx_attnfuse.graph.constants import attribute
 from onnx_attnfuse.graph.ops import CONTRIB
 from onnx_attnfuse.graph.scopes import Scope

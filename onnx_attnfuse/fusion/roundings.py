@@ -34,7 +34,7 @@ from onnx_attnfuse.graph.scaling import read_scaling
 from onnx_attnfuse.graph.sweep import Detached, detach, sweep
 from onnx_attnfuse.graph.uses import label, viewers
 from onnx_attnfuse.report.model import SiteReport
-from onnx_attnfuse.rewriting import GraphContext
+from onnx_attnfuse.transforms.rewriting import GraphContext
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,7 +9,6 @@ import dataclasses
 
 import onnx_ir as ir
 
-from onnx_attnfuse.assumptions import named_in_order
 from onnx_attnfuse.attention.axes.factors import length
 from onnx_attnfuse.attention.masks.assumed import assumed_by
 from onnx_attnfuse.attention.masks.classify import Meaning, understand
@@ -24,6 +23,7 @@ from onnx_attnfuse.fusion.plan_policy import preferred_plans
 from onnx_attnfuse.fusion.report_site import as_wanted, assumed_of, kept, kernel_of, kernel_of_forecast, unfused
 from onnx_attnfuse.fusion.runtime_dispatch import Choice, Guards
 from onnx_attnfuse.graph import sizes
+from onnx_attnfuse.graph.assumptions import named_in_order
 from onnx_attnfuse.graph.order import NodeOrder
 from onnx_attnfuse.graph.sweep import sweep, take_back
 from onnx_attnfuse.graph.uses import label
@@ -35,13 +35,13 @@ from onnx_attnfuse.options import Options
 from onnx_attnfuse.reasons import Reason, Refused
 from onnx_attnfuse.report.model import SiteReport
 from onnx_attnfuse.report.pictures.album import Album
-from onnx_attnfuse.rewriting import Edit, GraphContext
 from onnx_attnfuse.targets import UNFUSED
 from onnx_attnfuse.targets.base import BuildContext, Emitted, MaskEncoding
 from onnx_attnfuse.targets.layout import is_single, replaces_rotation
 from onnx_attnfuse.targets.mask_encoding import at_least, read_padding
 from onnx_attnfuse.targets.masked_rows import assumed_of_rows
 from onnx_attnfuse.targets.unfused import is_in_place, keeps_rows
+from onnx_attnfuse.transforms.rewriting import Edit, GraphContext
 from onnx_attnfuse.verify.verdict import Verified
 
 

@@ -15,7 +15,7 @@ from onnx_attnfuse.graph import sizes
 from onnx_attnfuse.graph.sizes import Dim
 
 if TYPE_CHECKING:
-    from onnx_attnfuse.assumptions import Assumed
+    from onnx_attnfuse.graph.assumptions import Assumed
     from onnx_attnfuse.graph.facts import Facts
     from onnx_attnfuse.graph.facts_view import Dims
 

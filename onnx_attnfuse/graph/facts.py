@@ -19,8 +19,8 @@ from typing import TypeVar, cast
 
 import onnx_ir as ir
 
-from onnx_attnfuse.assumptions import Assumed, AssumptionName
 from onnx_attnfuse.graph import sizes
+from onnx_attnfuse.graph.assumptions import Assumed, AssumptionName
 from onnx_attnfuse.graph.calls import Calls
 from onnx_attnfuse.graph.constants import constant_array, has_unknown_attribute, subgraphs
 from onnx_attnfuse.graph.equal_sizes import have_new_positions, in_equal_sizes, pasts, said, solved, with_equal
@@ -137,11 +137,9 @@ class Facts:
 
     def dims(self, value: ir.Value) -> Dims | None:
         """The axis lengths of `value`, or None if its rank is unknown."""
-        known = self._dims.get(value)
-        if known is None:
+        if value not in self._dims:
             self._set_from_annotation(value)
-            known = self._dims.get(value)
-        return known
+        return self._dims.get(value)
 
     def rank(self, value: ir.Value) -> int | None:
         """The number of axes of `value`, or None."""
@@ -240,10 +238,6 @@ class Facts:
     def is_spread(self, dim: Dim) -> bool:
         """Whether `dim` meets another length where operands broadcast."""
         return any(dim == size or dim in others for size, others in self._spreads.items())
-
-    def is_shorter(self, dim: Dim, size: Dim) -> bool:
-        """Whether `dim` meets `size` where operands broadcast, so that it may be 1 where `size` is not."""
-        return dim in self._spreads.get(size, ()) and not self.same(dim, size)
 
     def once(self, name: str, make: Callable[[], _Answer]) -> _Answer:
         """The object that `make` returns, made once for the graph: a reader's memory."""

@@ -7,8 +7,8 @@ from typing import Any, Protocol, TypeAlias
 
 import onnx_ir as ir
 
-from onnx_attnfuse.assumptions import Assumed
 from onnx_attnfuse.graph import sizes
+from onnx_attnfuse.graph.assumptions import Assumed
 from onnx_attnfuse.graph.sizes import Dim, Size
 
 Dims: TypeAlias = tuple[Dim, ...]

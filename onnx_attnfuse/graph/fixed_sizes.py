@@ -14,9 +14,9 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 import onnx_ir as ir
 
-from onnx_attnfuse.assumptions import Assumed
 from onnx_attnfuse.errors import ModelError, OptionError
 from onnx_attnfuse.graph import sizes
+from onnx_attnfuse.graph.assumptions import Assumed
 from onnx_attnfuse.graph.build import Builder, builder_for
 from onnx_attnfuse.graph.constants import Array, all_nodes, attribute, is_constant
 from onnx_attnfuse.graph.facts import Facts

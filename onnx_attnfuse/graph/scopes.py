@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 
 import onnx_ir as ir
 
-from onnx_attnfuse.assumptions import Assumed
 from onnx_attnfuse.graph import sizes
+from onnx_attnfuse.graph.assumptions import Assumed
 from onnx_attnfuse.graph.calls import Calls
 from onnx_attnfuse.graph.constants import all_nodes, subgraphs
 from onnx_attnfuse.graph.facts import Facts

@@ -12,7 +12,7 @@ from typing import Literal, TypeAlias, get_args
 
 import onnx_ir as ir
 
-from onnx_attnfuse.assumptions import AssumptionName
+from onnx_attnfuse.graph.assumptions import AssumptionName
 from onnx_attnfuse.kernels.conditions import AttentionParams, Condition, MaskForm
 from onnx_attnfuse.kernels.kernel_table import KernelTable
 from onnx_attnfuse.reasons import Reason

@@ -31,7 +31,7 @@ from onnx_attnfuse.attention.match.steps import (
 )
 from onnx_attnfuse.graph.rounding import read_pair, same_rounded
 from onnx_attnfuse.graph.sweep import is_whole
-from onnx_attnfuse.thresholds import NO_EXPONENTIAL
+from onnx_attnfuse.graph.thresholds import NO_EXPONENTIAL
 
 __all__ = [
     "NO_EXPONENTIAL",

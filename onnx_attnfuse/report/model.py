@@ -6,10 +6,10 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from onnx_attnfuse.assumptions import AssumptionName
 from onnx_attnfuse.attention.roundings import Place
 from onnx_attnfuse.attention.spec import Layouts, Role
 from onnx_attnfuse.containment import Failure
+from onnx_attnfuse.graph.assumptions import AssumptionName
 from onnx_attnfuse.json_report import JsonReport
 from onnx_attnfuse.kernels.forecast import RefusedKernel, Speedup
 from onnx_attnfuse.kernels.ort_settings import Session

@@ -7,10 +7,10 @@ from typing import Literal
 
 import onnx_ir as ir
 
-from onnx_attnfuse.assumptions import AssumptionName
 from onnx_attnfuse.attention.masks.index_reader import Reader
 from onnx_attnfuse.attention.masks.intervals import Bounds
 from onnx_attnfuse.attention.spec import Layouts
+from onnx_attnfuse.graph.assumptions import AssumptionName
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.opset import Opset
 from onnx_attnfuse.kernels.conditions import MaskForm

@@ -24,6 +24,7 @@ from onnx_attnfuse.attention.masks.predicates import Causal, Window
 from onnx_attnfuse.attention.spec import AttentionSpec
 from onnx_attnfuse.graph.build import Builder, dims_of
 from onnx_attnfuse.graph.sizes import Dim
+from onnx_attnfuse.graph.thresholds import ABSORBS
 from onnx_attnfuse.graph.uses import producer_of
 from onnx_attnfuse.kernels.operators.multi_head_attention import INFO
 from onnx_attnfuse.reasons import Refused
@@ -33,7 +34,6 @@ from onnx_attnfuse.targets.fully_masked_rows import Rows, read_rows
 from onnx_attnfuse.targets.layout import grouped, replacing
 from onnx_attnfuse.targets.masked_rows import chosen_above
 from onnx_attnfuse.targets.strips import Strips
-from onnx_attnfuse.thresholds import ABSORBS
 
 _LEAST_BLOCK = 64
 """Rows of a block at least: the products of smaller ones take as long."""

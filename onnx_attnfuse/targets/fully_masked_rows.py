@@ -12,7 +12,6 @@ import math
 
 import onnx_ir as ir
 
-from onnx_attnfuse.assumptions import AssumptionName
 from onnx_attnfuse.attention.axes.factors import leaves
 from onnx_attnfuse.attention.axes.views import IndexedValue
 from onnx_attnfuse.attention.masks.classify import Meaning, kept_where
@@ -26,14 +25,15 @@ from onnx_attnfuse.attention.masks.fully_masked import (
     takes_rows_level,
 )
 from onnx_attnfuse.attention.spec import Added, AttentionSpec, Floored, Replaced, RowRule
+from onnx_attnfuse.graph.assumptions import AssumptionName
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.dtypes import largest
+from onnx_attnfuse.graph.thresholds import ABSORBS, ABSORBS_HALF, LEAST_EXPONENT, LEVELS_HALF, LOWEST_FLOAT32, ROUNDS_HALF
 from onnx_attnfuse.reasons import Refused
 from onnx_attnfuse.targets.base import BuildContext, MaskEncoding
 from onnx_attnfuse.targets.bias import BiasEmitter, bias_emitter, is_infinite
 from onnx_attnfuse.targets.half_masks import adds_in_float32, check_half_sums, check_narrowed_sums, lowest_of, rounds_to_half
 from onnx_attnfuse.targets.masked_rows import Refill, at_zero, chosen_above, chosen_in, level_rows, no_key, raised_in
-from onnx_attnfuse.thresholds import ABSORBS, ABSORBS_HALF, LEAST_EXPONENT, LEVELS_HALF, LOWEST_FLOAT32, ROUNDS_HALF
 
 
 @dataclasses.dataclass(frozen=True)

@@ -30,6 +30,7 @@ from onnx_attnfuse.graph.build import Builder, dims_of
 from onnx_attnfuse.graph.dtypes import largest
 from onnx_attnfuse.graph.sizes import Dim
 from onnx_attnfuse.graph.sweep import sweep
+from onnx_attnfuse.graph.thresholds import NO_EXPONENTIAL, ORDINARY
 from onnx_attnfuse.kernels.operators import rotary_embedding
 from onnx_attnfuse.kernels.operators.group_query_attention import INFO
 from onnx_attnfuse.kernels.support import supported
@@ -42,7 +43,6 @@ from onnx_attnfuse.targets.mask_encoding import is_padding
 from onnx_attnfuse.targets.masked_rows import Refill
 from onnx_attnfuse.targets.operand_products import undivided
 from onnx_attnfuse.targets.rotary import factors_of, long_tables
-from onnx_attnfuse.thresholds import NO_EXPONENTIAL, ORDINARY
 
 _LEAVES_NOTHING = NO_EXPONENTIAL - 4 * ORDINARY
 """From here down a fill leaves no weight beside an ordinary score with an ordinary bias."""

@@ -24,9 +24,9 @@ from onnx_attnfuse.graph.constants import Array, constant_array, is_standard
 from onnx_attnfuse.graph.dtypes import HALVES, largest
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.ops import REARRANGES, REPEATS
+from onnx_attnfuse.graph.thresholds import ABSORBS, MASKS, MASKS_APART, ROUNDS_HALF
 from onnx_attnfuse.reasons import Refused
 from onnx_attnfuse.targets.base import BuildContext
-from onnx_attnfuse.thresholds import ABSORBS, MASKS, MASKS_APART, ROUNDS_HALF
 
 _VIEWS = REARRANGES | REPEATS | {"Gather", "Slice"}
 _JOINING = frozenset(["Add", "Concat", "Max", "Min"])

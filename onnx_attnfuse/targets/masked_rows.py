@@ -20,9 +20,9 @@ from onnx_attnfuse.attention.match.softmax import softmax_axis
 from onnx_attnfuse.attention.spec import AttentionSpec, Axes4, ScaleValue
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.constants import Array
+from onnx_attnfuse.graph.thresholds import LEAST_EXPONENT
 from onnx_attnfuse.targets.base import BuildContext
 from onnx_attnfuse.targets.bias import bias_emitter
-from onnx_attnfuse.thresholds import LEAST_EXPONENT
 
 
 @dataclasses.dataclass(frozen=True)

@@ -36,8 +36,8 @@ from onnx_attnfuse.attention.match.score_form import replaces
 from onnx_attnfuse.attention.spec import AttentionSpec
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.dtypes import largest
+from onnx_attnfuse.graph.thresholds import ABSORBS_HALF, MASKS, ROUNDS, ROUNDS_ALL, ROUNDS_ALL_DOUBLE, ROUNDS_DOUBLE
 from onnx_attnfuse.reasons import Refused
-from onnx_attnfuse.thresholds import ABSORBS_HALF, MASKS, ROUNDS, ROUNDS_ALL, ROUNDS_ALL_DOUBLE, ROUNDS_DOUBLE
 
 Treatment = Literal["none", "added", "replaced", "zeroed", "added or zeroed"]
 """The treatment of rows without a key: none, since there are none; or that for numbers that are added to the scores, or put in

@@ -37,8 +37,8 @@ from onnx_attnfuse.attention.spec import Added, AttentionSpec, Floored, Mask, Re
 from onnx_attnfuse.certify.terms import Term
 from onnx_attnfuse.graph import sizes
 from onnx_attnfuse.graph.facts import Facts
+from onnx_attnfuse.graph.thresholds import MASKS
 from onnx_attnfuse.reasons import Refused
-from onnx_attnfuse.thresholds import MASKS
 from onnx_attnfuse.verify.inputs import Encoding, InputCase, Pattern, feeds
 from onnx_attnfuse.verify.runtime import RuntimeRefusal, available, is_dangerous
 from onnx_attnfuse.verify.shape_solver import PROFILES, Equalities, Profile, Values

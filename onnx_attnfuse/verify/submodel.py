@@ -21,8 +21,8 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from onnx_attnfuse.assumptions import Assumed
 from onnx_attnfuse.graph import dtypes, sizes
+from onnx_attnfuse.graph.assumptions import Assumed
 from onnx_attnfuse.graph.constants import constant_tensor, read_tensor, subgraphs
 from onnx_attnfuse.graph.dtypes import HALVES
 from onnx_attnfuse.graph.facts import Facts

@@ -13,8 +13,8 @@ import onnx
 
 from onnx_attnfuse.errors import OptionError
 from onnx_attnfuse.graph.staging import staged
+from onnx_attnfuse.graph.thresholds import LEAST_SUM
 from onnx_attnfuse.json_report import JsonReport
-from onnx_attnfuse.thresholds import LEAST_SUM
 from onnx_attnfuse.verify.inputs import Array
 from onnx_attnfuse.verify.runtime import OLDEST, installed, is_old
 

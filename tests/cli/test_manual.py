@@ -13,7 +13,7 @@ import sys
 import click
 import pytest
 
-from onnx_attnfuse.assumptions import ASSUMPTIONS
+from onnx_attnfuse.graph.assumptions import ASSUMPTIONS
 from onnx_attnfuse_cli import main
 from onnx_attnfuse_cli.manual import Manual
 from onnx_attnfuse_cli.terminal import MEANINGS, Exit

@@ -15,7 +15,7 @@ import pytest
 
 import onnx_attnfuse
 from docs import provider_pages, readme, reasons, support_matrix
-from onnx_attnfuse.assumptions import ASSUMPTIONS, DEFAULT
+from onnx_attnfuse.graph.assumptions import ASSUMPTIONS, DEFAULT
 from onnx_attnfuse.kernels.operators import target_names
 from onnx_attnfuse.report import reason_codes
 from onnx_attnfuse_cli import main, optimize

@@ -71,7 +71,7 @@ def test_a_failure_while_the_graph_changes_costs_that_site(broken: int, monkeypa
             raise KeyError("on purpose")
         connect(old, new, builder, users)
 
-    monkeypatch.setattr("onnx_attnfuse.rewriting.connect", fail)
+    monkeypatch.setattr("onnx_attnfuse.transforms.rewriting.connect", fail)
     before = parsed(MODEL)
     result = onnx_attnfuse.optimize(before)
     told = {site.name: (site.status, [reason.code for reason in site.reasons]) for site in result.report.sites}

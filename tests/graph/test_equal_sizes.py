@@ -12,8 +12,8 @@ import onnxruntime
 import pytest
 
 import onnx_attnfuse
-from onnx_attnfuse.assumptions import Assumed
 from onnx_attnfuse.graph import sizes
+from onnx_attnfuse.graph.assumptions import Assumed
 from onnx_attnfuse.graph.equal_sizes import pasts, solved, with_equal
 from onnx_attnfuse.graph.facts import Facts
 from tests.support.bundled import run

@@ -235,4 +235,4 @@ def test_a_mask_of_an_attention_may_have_one_entry_or_one_head_for_all(node: str
         {{ y = {node} }}"""
     facts = Facts(ir.from_proto(onnx.parser.parse_model(text)).graph)
     entries, heads = sizes.symbol("m"), sizes.symbol("h")
-    assert (facts.is_shorter(entries, sizes.symbol("b")), facts.is_shorter(heads, 2)) == shorter
+    assert (entries in facts.shorter(sizes.symbol("b")), heads in facts.shorter(2)) == shorter

@@ -7,7 +7,7 @@ import onnx
 import onnx_ir as ir
 import pytest
 
-from onnx_attnfuse.assumptions import Assumed
+from onnx_attnfuse.graph.assumptions import Assumed
 from onnx_attnfuse.graph.fixed_sizes import fold_sizes
 from tests.support.bundled import run
 

@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 import pytest
 
-from onnx_attnfuse.assumptions import ASSUMPTIONS
+from onnx_attnfuse.graph.assumptions import ASSUMPTIONS
 from tests.support.decoder_loops import assert_serves, shared
 from tests.support.decoders import PADDED, UNPADDED, decoder
 

@@ -70,7 +70,7 @@ def spread(builder: Builder, indexed: IndexedValue) -> IndexedValue:
     if dims is None or not is_short(indexed, builder.facts):
         return indexed
     full = [length(axis) for axis in indexed.axes]
-    where = [builder.facts.is_shorter(dim, size) for dim, size in zip(dims, full, strict=True)]
+    where = [dim in builder.facts.shorter(size) for dim, size in zip(dims, full, strict=True)]
     lengths = [size if marked else dim for dim, size, marked in zip(dims, full, where, strict=True)]
     return IndexedValue(builder.expand(indexed.value, lengths, where), indexed.axes)
 

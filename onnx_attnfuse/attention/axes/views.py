@@ -240,7 +240,7 @@ def is_short(indexed: IndexedValue, facts: Facts) -> bool:
     dims = facts.dims(indexed.value)
     if dims is None or len(dims) != len(indexed.axes):
         return False
-    return any(facts.is_shorter(dim, length(axis)) for dim, axis in zip(dims, indexed.axes, strict=True))
+    return any(dim in facts.shorter(length(axis)) for dim, axis in zip(dims, indexed.axes, strict=True))
 
 
 def varies_along(indexed: IndexedValue, axis: Axis) -> bool:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from onnx_attnfuse.assumptions import AssumptionName, named_in_order
 from onnx_attnfuse.attention.axes.factors import length
 from onnx_attnfuse.attention.masks.classify import Meaning
 from onnx_attnfuse.attention.masks.mask_terms import elements_of
 from onnx_attnfuse.attention.spec import AttentionSpec, Floored
 from onnx_attnfuse.graph import sizes
+from onnx_attnfuse.graph.assumptions import AssumptionName, named_in_order
 from onnx_attnfuse.graph.facts import Facts
-from onnx_attnfuse.thresholds import MASKS_ANY_SCORE
+from onnx_attnfuse.graph.thresholds import MASKS_ANY_SCORE
 
 
 def assumed_by(spec: AttentionSpec, meaning: Meaning, facts: Facts) -> tuple[AssumptionName, ...]:

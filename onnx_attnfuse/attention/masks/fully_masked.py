@@ -46,8 +46,7 @@ from onnx_attnfuse.attention.masks.rounded_sums import (
 from onnx_attnfuse.attention.spec import Added, AttentionSpec, Floored, Gain, Mask, Replaced, Scaled, step_gains
 from onnx_attnfuse.certify.terms import TRUE, Term, conjoin, number, rebuilt, substitute, truth
 from onnx_attnfuse.graph.dtypes import largest
-from onnx_attnfuse.reasons import Refused
-from onnx_attnfuse.thresholds import (
+from onnx_attnfuse.graph.thresholds import (
     ABOVE_NEARLY_LOWEST,
     ABSORBS,
     LEVELS_HALF,
@@ -58,6 +57,7 @@ from onnx_attnfuse.thresholds import (
     ROUNDS,
     ROUNDS_ALL,
 )
+from onnx_attnfuse.reasons import Refused
 
 Fills = Literal["lowest", "exact"]
 """The fill of replaced scores in a fused operator's bias: the lowest number, which leaves nothing of the score; or the source's

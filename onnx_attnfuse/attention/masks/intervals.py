@@ -23,7 +23,7 @@ from onnx_attnfuse.certify.terms import Term
 from onnx_attnfuse.graph.constants import attribute, constant_array, constant_tensor, given, is_standard
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.ops import CASTS, GATHERS, REARRANGES, REPEATS, SLICES
-from onnx_attnfuse.thresholds import LARGEST_FLOAT16, MASKS, ORDINARY
+from onnx_attnfuse.graph.thresholds import LARGEST_FLOAT16, MASKS, ORDINARY
 
 Interval = tuple[float, float]
 

@@ -17,7 +17,7 @@ from onnx_attnfuse.attention.masks.operators import branches
 from onnx_attnfuse.attention.spec import Added, Gain, Mask, MaskStep, Scaled, step_gains
 from onnx_attnfuse.certify.terms import Term, make
 from onnx_attnfuse.graph.constants import constant_tensor
-from onnx_attnfuse.thresholds import ABSORBS, MASKS, ROUNDS, ROUNDS_ALL
+from onnx_attnfuse.graph.thresholds import ABSORBS, MASKS, ROUNDS, ROUNDS_ALL
 
 ROUNDED_AWAY = 32.0
 """Scores up to this are rounded away by numbers from `ROUNDS_ALL` down."""

@@ -38,8 +38,8 @@ from onnx_attnfuse.graph.constants import attribute, is_constant, is_standard
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.ops import ASKS_SHAPE, REDUCTIONS
 from onnx_attnfuse.graph.rules.reading import axes_of
+from onnx_attnfuse.graph.thresholds import BESIDE_SOFTENING, LEAST_EXPONENT, LEAST_SUM, MASKS, SOFTENS
 from onnx_attnfuse.reasons import Refused
-from onnx_attnfuse.thresholds import BESIDE_SOFTENING, LEAST_EXPONENT, LEAST_SUM, MASKS, SOFTENS
 
 MOST_NODES = 256
 """Nodes above or below a value beyond which it is left as it is."""

@@ -196,7 +196,7 @@ def _rename(factor: Factor, size: Dim, lengths: Sequence[Dim], facts: Facts) -> 
 
 def _repeated(size: Dim, lengths: Sequence[Dim], facts: Facts) -> Dim:
     """The broadcast length of an axis that operands share; `size` itself where a view and not a product made it another."""
-    if not any(facts.is_shorter(one, other) for one, other in itertools.permutations({size, *lengths}, 2)):
+    if not any(one in facts.shorter(other) for one, other in itertools.permutations({size, *lengths}, 2)):
         return size
     different = [dim for place, dim in enumerate(lengths) if not any(facts.same(dim, other) for other in lengths[:place])]
     return sizes.broadcast([*different, *([size] if isinstance(size, int) else [])])
@@ -210,7 +210,7 @@ def wider(operands: Iterable[IndexedValue], key_axis: Axis, facts: Facts) -> tup
     found: dict[tuple[Dim, Dim], None] = {}
     for indexed in operands:
         for dim, axis in zip(facts.dims(indexed.value) or (), indexed.axes, strict=False):
-            if axis and leaves(axis) != leaves(key_axis) and facts.is_shorter(length(axis), dim):
+            if axis and leaves(axis) != leaves(key_axis) and length(axis) in facts.shorter(dim):
                 found[length(axis), dim] = None
     return tuple(found)
 

@@ -20,8 +20,8 @@ from onnx_attnfuse.attention.match.paths import ScorePath
 from onnx_attnfuse.attention.match.steps import ScoreStep, Taken
 from onnx_attnfuse.attention.spec import Added, Floored, Mask, MaskStep, Replaced, Scaled, ScaleValue, step_gains
 from onnx_attnfuse.graph.dtypes import largest
+from onnx_attnfuse.graph.thresholds import ORDINARY, ROUNDS_HALF
 from onnx_attnfuse.reasons import Refused
-from onnx_attnfuse.thresholds import ORDINARY, ROUNDS_HALF
 
 _NEXT_TO_NOTHING = 1e-6
 """Added to all scores, a number up to this changes none that counts, masked or not."""

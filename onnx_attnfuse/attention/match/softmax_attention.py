@@ -40,9 +40,9 @@ from onnx_attnfuse.graph.constants import has_unknown_attribute
 from onnx_attnfuse.graph.dtypes import narrows
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.sizes import Dim
+from onnx_attnfuse.graph.thresholds import LOWEST_FLOAT32, NEARLY_LOWEST
 from onnx_attnfuse.graph.uses import viewers
 from onnx_attnfuse.reasons import Refused
-from onnx_attnfuse.thresholds import LOWEST_FLOAT32, NEARLY_LOWEST
 
 _REMEDY = "--keep-outputs computes it a second time"
 

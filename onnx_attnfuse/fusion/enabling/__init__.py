@@ -27,7 +27,7 @@ from onnx_attnfuse.graph.constants import has_unknown_attribute
 from onnx_attnfuse.graph.folding import fold
 from onnx_attnfuse.graph.ops import read_as
 from onnx_attnfuse.kernels.execution_provider import ExecutionProvider
-from onnx_attnfuse.rewriting import GraphContext
+from onnx_attnfuse.transforms.rewriting import GraphContext
 
 BEFORE: tuple[EnablingRule, ...] = (as_product, as_experts, as_single_experts)
 """Rules that are applied before attention is matched."""

@@ -28,9 +28,9 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 
-from onnx_attnfuse.assumptions import AssumptionName
 from onnx_attnfuse.fusion.enabling.rule import EnablingChange, Moved, added_bias, enabling, moved_by, only_use
 from onnx_attnfuse.graph import sizes
+from onnx_attnfuse.graph.assumptions import AssumptionName
 from onnx_attnfuse.graph.build import Builder, dims_of
 from onnx_attnfuse.graph.constants import attribute, attributes, constant_tensor, given, is_standard
 from onnx_attnfuse.graph.dtypes import HALVES

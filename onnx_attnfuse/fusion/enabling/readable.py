@@ -19,7 +19,6 @@ from collections.abc import Callable, Iterator, Sequence
 
 import onnx_ir as ir
 
-from onnx_attnfuse.assumptions import AssumptionName
 from onnx_attnfuse.attention.match.normal_form import MOST_NODES, Reading, is_product, nodes_between
 from onnx_attnfuse.attention.match.paths import read_contraction
 from onnx_attnfuse.attention.match.softmax import Softmax
@@ -42,6 +41,7 @@ from onnx_attnfuse.certify.terms import (
     walk,
 )
 from onnx_attnfuse.fusion.enabling.rule import EnablingChange
+from onnx_attnfuse.graph.assumptions import AssumptionName
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.constants import attribute, attributes, given, is_constant, is_standard
 from onnx_attnfuse.graph.dtypes import FLOATS
@@ -50,8 +50,8 @@ from onnx_attnfuse.graph.facts_view import broadcast
 from onnx_attnfuse.graph.ops import ELEMENTWISE, REARRANGES, REPEATS
 from onnx_attnfuse.graph.rules.reading import int_list
 from onnx_attnfuse.graph.sizes import Dim
+from onnx_attnfuse.graph.thresholds import MASKS, ORDINARY
 from onnx_attnfuse.graph.uses import is_read_once
-from onnx_attnfuse.thresholds import MASKS, ORDINARY
 
 _CHOOSES = frozenset(["Clip", "Max", "Min", "Where"])
 """Operators whose result is one of their inputs."""

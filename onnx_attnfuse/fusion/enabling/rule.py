@@ -8,7 +8,7 @@ from typing import Any
 
 import onnx_ir as ir
 
-from onnx_attnfuse.assumptions import AssumptionName
+from onnx_attnfuse.graph.assumptions import AssumptionName
 from onnx_attnfuse.graph.build import Builder, dims_of
 from onnx_attnfuse.graph.constants import attribute, attributes, both_ways, constant_tensor, is_standard
 from onnx_attnfuse.graph.facts import Facts

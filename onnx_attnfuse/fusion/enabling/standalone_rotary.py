@@ -23,9 +23,9 @@ from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.sizes import least
 from onnx_attnfuse.graph.uses import viewers
 from onnx_attnfuse.reasons import Refused
-from onnx_attnfuse.rewriting import GraphContext
 from onnx_attnfuse.targets.layout import arranged, cheapest, price, typed
 from onnx_attnfuse.targets.rotary import takes
+from onnx_attnfuse.transforms.rewriting import GraphContext
 
 _THROUGH = frozenset(
     """

@@ -41,11 +41,11 @@ from onnx_attnfuse.kernels.conditions import AttentionParams
 from onnx_attnfuse.kernels.forecast import forecast
 from onnx_attnfuse.reasons import Reason, Refused
 from onnx_attnfuse.report.model import SiteReport
-from onnx_attnfuse.rewriting import GraphContext
 from onnx_attnfuse.targets import multi_head_attention, packed
 from onnx_attnfuse.targets.base import BuildContext, MaskEncoding
 from onnx_attnfuse.targets.mask_encoding import KeyPadding
 from onnx_attnfuse.targets.packed import PackedResult, attend
+from onnx_attnfuse.transforms.rewriting import GraphContext
 from onnx_attnfuse.verify.verdict import Verified
 
 

@@ -43,10 +43,10 @@ from onnx_attnfuse.graph.ops import ASKS_SHAPE
 from onnx_attnfuse.graph.sweep import sweep
 from onnx_attnfuse.reasons import Reason, Refused
 from onnx_attnfuse.report.model import SiteReport
-from onnx_attnfuse.rewriting import GraphContext
 from onnx_attnfuse.targets import packed
 from onnx_attnfuse.targets.base import BuildContext
 from onnx_attnfuse.targets.mask_encoding import KeyPadding, read_padding
+from onnx_attnfuse.transforms.rewriting import GraphContext
 
 _PACKING = Subject("packing")
 

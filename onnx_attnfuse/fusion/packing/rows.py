@@ -31,9 +31,9 @@ from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.edit import answer_needless, check_shapes
 from onnx_attnfuse.graph.sweep import sweep
 from onnx_attnfuse.reasons import Reason, Refused
-from onnx_attnfuse.rewriting import GraphContext
 from onnx_attnfuse.targets.base import BuildContext
 from onnx_attnfuse.targets.mask_encoding import KeyPadding
+from onnx_attnfuse.transforms.rewriting import GraphContext
 
 _TRUTH = ir.DataType.BOOL
 

@@ -33,8 +33,8 @@ from onnx_attnfuse.language.matcher.replacement import write
 from onnx_attnfuse.language.normal_form import plain
 from onnx_attnfuse.language.registry.registry import GraphRule
 from onnx_attnfuse.reasons import Reason, Refused
-from onnx_attnfuse.rewriting import Edit, GraphContext
 from onnx_attnfuse.transforms.decompose.decompose import exact_body
+from onnx_attnfuse.transforms.rewriting import Edit, GraphContext
 
 
 def apply_rules(rewriter: PatternRewriter) -> int:

@@ -22,7 +22,7 @@ from onnx_attnfuse.graph.uses import label
 from onnx_attnfuse.language.registry.registry import Catalogue
 from onnx_attnfuse.reasons import Reason, Refused
 from onnx_attnfuse.report.model import SiteReport
-from onnx_attnfuse.rewriting import GraphContext
+from onnx_attnfuse.transforms.rewriting import GraphContext
 from onnx_attnfuse.verify.verdict import Verified, together
 
 _Arguments = ParamSpec("_Arguments")

@@ -160,7 +160,7 @@ def _is_of_new(value: ir.Value, whole: tuple[Dim, Dim], facts: Facts) -> bool:
     """Whether an input has the axes (entries, new positions), or sizes of its own that may be 1 instead, as positions do."""
     dims = (facts.dims(value) or ())[:2]
     return len(dims) == len(whole) and all(
-        dim == size or facts.is_shorter(dim, size) for dim, size in zip(dims, whole, strict=True)
+        dim == size or dim in facts.shorter(size) for dim, size in zip(dims, whole, strict=True)
     )
 
 

@@ -14,7 +14,6 @@ from collections.abc import Callable, Sequence
 
 import onnx_ir as ir
 
-from onnx_attnfuse.assumptions import AssumptionName, named_in_order
 from onnx_attnfuse.attention.axes.factors import length
 from onnx_attnfuse.attention.masks.assumed import assumed_by
 from onnx_attnfuse.attention.masks.classify import understand
@@ -54,6 +53,7 @@ from onnx_attnfuse.fusion.shared_cache.sites import (
     with_leaders,
 )
 from onnx_attnfuse.fusion.shared_cache.static import is_static, read_static
+from onnx_attnfuse.graph.assumptions import AssumptionName, named_in_order
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.dtypes import HALVES
 from onnx_attnfuse.graph.edit import Snapshot
@@ -64,13 +64,13 @@ from onnx_attnfuse.kernels.forecast import forecast
 from onnx_attnfuse.kernels.support import supported
 from onnx_attnfuse.reasons import Reason, Refused
 from onnx_attnfuse.report.model import SiteReport
-from onnx_attnfuse.rewriting import Edit, GraphContext
 from onnx_attnfuse.targets import TARGETS
 from onnx_attnfuse.targets import group_query_attention as target
 from onnx_attnfuse.targets.base import BuildContext
 from onnx_attnfuse.targets.group_query_attention import Places
 from onnx_attnfuse.targets.operand_products import merge_products
 from onnx_attnfuse.targets.rms_norm import take_in_norms
+from onnx_attnfuse.transforms.rewriting import Edit, GraphContext
 from onnx_attnfuse.verify.decoder_feeds import Loop
 from onnx_attnfuse.verify.verdict import Verified
 

@@ -28,9 +28,9 @@ from onnx_attnfuse.graph.sizes import Dim, Size
 from onnx_attnfuse.graph.sweep import sweep
 from onnx_attnfuse.graph.uses import is_copy, viewers
 from onnx_attnfuse.reasons import Refused
-from onnx_attnfuse.rewriting import Edit
 from onnx_attnfuse.targets import group_query_attention as target
 from onnx_attnfuse.targets.base import BuildContext, Emitted
+from onnx_attnfuse.transforms.rewriting import Edit
 
 _SAME = CASTS | RESHAPES
 """Operators that leave elements in their order, and whole numbers and truth values unchanged."""

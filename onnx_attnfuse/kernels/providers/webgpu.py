@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from onnx_attnfuse.assumptions import AssumptionName
+from onnx_attnfuse.graph.assumptions import AssumptionName
 from onnx_attnfuse.kernels.conditions import AttentionParams
 from onnx_attnfuse.kernels.execution_provider import ExecutionProvider, OpSupport
 from onnx_attnfuse.reasons import Reason

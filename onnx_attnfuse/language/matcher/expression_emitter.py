@@ -22,10 +22,10 @@ from onnx_attnfuse.graph.facts_view import broadcast
 from onnx_attnfuse.graph.ops import COMPARES, LOGICAL, is_standard
 from onnx_attnfuse.graph.rules.reading import axes_of
 from onnx_attnfuse.graph.sizes import Dim
+from onnx_attnfuse.graph.thresholds import NO_EXPONENTIAL
 from onnx_attnfuse.graph.uses import producer_of
 from onnx_attnfuse.language.normal_form import FactorProduct, Form, Literal, Op, Slotted, Var
 from onnx_attnfuse.reasons import Refused
-from onnx_attnfuse.thresholds import NO_EXPONENTIAL
 
 _TRUTHS = COMPARES | LOGICAL | {"IsNaN"}
 _WIDTH = {ir.DataType.FLOAT16: 0, ir.DataType.BFLOAT16: 0, ir.DataType.FLOAT: 1, ir.DataType.DOUBLE: 2}

@@ -26,7 +26,6 @@ from onnx_attnfuse.kernels.policy import Policy
 from onnx_attnfuse.language.registry.discovery import load
 from onnx_attnfuse.options import Options
 from onnx_attnfuse.reasons import Reason, Refused
-from onnx_attnfuse.rewriting import GraphContext
 from onnx_attnfuse.training.fully_masked_rows import treatment
 from onnx_attnfuse.training.kernels import Demand, TrainingDevice, check_differentiable
 from onnx_attnfuse.training.ortmodule.backward import read_backward
@@ -35,6 +34,7 @@ from onnx_attnfuse.training.ortmodule.rewrite import Handed, fuse
 from onnx_attnfuse.training.ortmodule.site import Dropout, TrainingSite
 from onnx_attnfuse.training.ortmodule.stand_ins import Annotations, Buffers, StandIns
 from onnx_attnfuse.training.report import TrainingReport, TrainingSiteReport, shape_in_words
+from onnx_attnfuse.transforms.rewriting import GraphContext
 from onnx_attnfuse.verify.verifier import Verifier
 
 _IR_VERSION = 8

@@ -19,7 +19,6 @@ from onnx_attnfuse.fusion.commit import inner_values
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.edit import answer_needless, check_shapes
 from onnx_attnfuse.graph.sweep import sweep
-from onnx_attnfuse.rewriting import Edit
 from onnx_attnfuse.targets.bias import BiasEmitter
 from onnx_attnfuse.targets.layout import cheapest
 from onnx_attnfuse.training.fully_masked_rows import Levelled, Treatment, levelled
@@ -32,6 +31,7 @@ from onnx_attnfuse.training.ortmodule.row_corrections import (
     ZeroedRowsCorrection,
 )
 from onnx_attnfuse.training.ortmodule.site import TrainingSite
+from onnx_attnfuse.transforms.rewriting import Edit
 
 _CORRECTIONS: Mapping[Treatment, type[AddedMaskCorrection | ReplacedScoresCorrection | ZeroedRowsCorrection]] = {
     "added": AddedMaskCorrection,

@@ -20,9 +20,9 @@ from onnx_attnfuse.attention.masks.rounded_sums import lowest_sum
 from onnx_attnfuse.attention.spec import Added, AttentionSpec, Mask, Replaced, mask_values
 from onnx_attnfuse.certify.terms import Term
 from onnx_attnfuse.graph.dtypes import HALVES
+from onnx_attnfuse.graph.thresholds import MASKS_APART, ORDINARY
 from onnx_attnfuse.kernels.policy import Policy
 from onnx_attnfuse.reasons import Reason, Refused
-from onnx_attnfuse.thresholds import MASKS_APART, ORDINARY
 from onnx_attnfuse.training.fully_masked_rows import swallows_from, treatment
 from onnx_attnfuse.training.kernels import (
     CPU_FLASH,

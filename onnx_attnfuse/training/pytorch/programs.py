@@ -34,8 +34,8 @@ from onnx_attnfuse.attention.spec import AttentionSpec
 from onnx_attnfuse.certify.terms import Term
 from onnx_attnfuse.graph import sizes
 from onnx_attnfuse.graph.sizes import Dim
+from onnx_attnfuse.graph.thresholds import MASKS
 from onnx_attnfuse.reasons import Refused
-from onnx_attnfuse.thresholds import MASKS
 
 if TYPE_CHECKING:
     from torch import Tensor

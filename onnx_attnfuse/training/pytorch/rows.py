@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from onnx_attnfuse.thresholds import MASKS, ROUNDS_ALL, ROUNDS_ALL_DOUBLE
+from onnx_attnfuse.graph.thresholds import MASKS, ROUNDS_ALL, ROUNDS_ALL_DOUBLE
 from onnx_attnfuse.training.pytorch.runtime_calls import PLAIN, Kernels, attend, plain
 
 if TYPE_CHECKING:

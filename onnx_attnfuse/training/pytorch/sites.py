@@ -28,10 +28,10 @@ from onnx_attnfuse.language.registry.discovery import load
 from onnx_attnfuse.language.registry.registry import Catalogue
 from onnx_attnfuse.options import Options
 from onnx_attnfuse.reasons import Reason, Refused
-from onnx_attnfuse.rewriting import GraphContext
 from onnx_attnfuse.training.pytorch.emitter import APART, OPSET
 from onnx_attnfuse.training.pytorch.trace import Traced
 from onnx_attnfuse.training.report import TrainingSiteReport, shape_in_words
+from onnx_attnfuse.transforms.rewriting import GraphContext
 from onnx_attnfuse.verify.runtime import available
 from onnx_attnfuse.verify.verifier import Verifier
 

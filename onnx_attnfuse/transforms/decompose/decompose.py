@@ -31,7 +31,7 @@ from onnx_attnfuse.json_report import JsonReport
 from onnx_attnfuse.kernels.operators import info_of
 from onnx_attnfuse.options import Options
 from onnx_attnfuse.reasons import Reason, Refused
-from onnx_attnfuse.rewriting import GraphContext
+from onnx_attnfuse.transforms.rewriting import GraphContext
 from onnx_attnfuse.verify.runtime import installed, is_old
 from onnx_attnfuse.verify.verdict import Verified
 from onnx_attnfuse.verify.verifier import Verifier

@@ -38,7 +38,7 @@ from onnx_attnfuse.graph.ops import (
     plain_domain,
 )
 from onnx_attnfuse.graph.tensors import Computed
-from onnx_attnfuse.thresholds import MASKS
+from onnx_attnfuse.graph.thresholds import MASKS
 
 MAX_SCALAR_LIKE_ELEMENTS = 16
 """Constants of at most this many elements are parameters, such as the epsilon of a norm, whose 0 would be divided by."""

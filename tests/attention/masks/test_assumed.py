@@ -7,7 +7,7 @@ import onnx.parser
 import pytest
 
 import onnx_attnfuse
-from onnx_attnfuse.assumptions import ASSUMPTIONS
+from onnx_attnfuse.graph.assumptions import ASSUMPTIONS
 
 OPERANDS = "float[b, 2, s, 4] q, float[b, 2, t, 4] k, float[b, 2, t, 4] v"
 

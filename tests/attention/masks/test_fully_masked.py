@@ -10,8 +10,8 @@ import pytest
 
 import onnx_attnfuse
 from onnx_attnfuse.attention.masks.fully_masked import Fills, MaskedKey, MaskedKeys, choose_fills
+from onnx_attnfuse.graph.thresholds import ABSORBS_HALF, LOWEST_FLOAT32
 from onnx_attnfuse.reasons import Refused
-from onnx_attnfuse.thresholds import ABSORBS_HALF, LOWEST_FLOAT32
 
 
 @pytest.mark.parametrize(

@@ -16,10 +16,10 @@ import pytest
 from onnx import TensorProto, numpy_helper
 
 import onnx_attnfuse
-from onnx_attnfuse.assumptions import ASSUMPTIONS, ON_REQUEST
 from onnx_attnfuse.certify.certificate import certify
 from onnx_attnfuse.fusion.enabling import products
 from onnx_attnfuse.graph import io
+from onnx_attnfuse.graph.assumptions import ASSUMPTIONS, ON_REQUEST
 from onnx_attnfuse.kernels import providers
 from tests.support.bundled import run
 from tests.support.small_models import point_to

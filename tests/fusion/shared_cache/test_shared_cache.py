@@ -12,8 +12,8 @@ import onnx_ir as ir
 import pytest
 
 import onnx_attnfuse
-from onnx_attnfuse.assumptions import ASSUMPTIONS
 from onnx_attnfuse.fusion.shared_cache import lengths, share
+from onnx_attnfuse.graph.assumptions import ASSUMPTIONS
 from onnx_attnfuse.graph.build import Builder
 from tests.support.bundled import BUNDLED
 from tests.support.decoder_loops import assert_same_at_tokens, assert_serves, buffered, grown, session, shared, steps

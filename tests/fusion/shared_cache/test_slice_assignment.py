@@ -9,7 +9,7 @@ import onnx
 import pytest
 
 import onnx_attnfuse
-from onnx_attnfuse.assumptions import ASSUMPTIONS
+from onnx_attnfuse.graph.assumptions import ASSUMPTIONS
 from tests.support.decoder_loops import Array, Fed, assert_same_at_tokens, buffered, operators, session, steps
 
 _EXPORT = pathlib.Path(__file__).parent / "static_exports" / "by_hand" / "decoder_sliced__ts17.onnx"

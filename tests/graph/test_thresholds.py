@@ -8,12 +8,12 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from onnx_attnfuse import thresholds
-from onnx_attnfuse.assumptions import Assumed
 from onnx_attnfuse.attention.masks.intervals import Bounds, outcomes
 from onnx_attnfuse.attention.masks.mask_terms import element_of
 from onnx_attnfuse.attention.masks.operators import literal, opaque
 from onnx_attnfuse.certify.terms import Term, ite, make, number
+from onnx_attnfuse.graph import thresholds
+from onnx_attnfuse.graph.assumptions import Assumed
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.verify.verdict import TIGHT
 

@@ -14,7 +14,7 @@ from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.scopes import all_names, scopes
 from onnx_attnfuse.options import Options
 from onnx_attnfuse.reasons import Refused
-from onnx_attnfuse.rewriting import Edit, GraphContext
+from onnx_attnfuse.transforms.rewriting import Edit, GraphContext
 from onnx_attnfuse.verify.verifier import Verifier
 from tests.support.small_models import LINEAR, parsed
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Literal, get_args
 
 from onnx_attnfuse.errors import OptionError
-from onnx_attnfuse.thresholds import MASKS, MASKS_ANY_SCORE
+from onnx_attnfuse.graph.thresholds import MASKS, MASKS_ANY_SCORE
 
 AssumptionName = Literal[
     "large-fills", "bounded-scores", "level-rows", "named-sizes", "nonempty-axes", "masks-fit", "equal-pasts",
