@@ -11,13 +11,12 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import itertools
 import json
 import os
 import pathlib
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from queue import SimpleQueue
 from typing import Any
@@ -26,13 +25,12 @@ from benchmarks.on_providers.children import LATE, Child
 from benchmarks.on_providers.judge import EMULATED, Row, judged
 from benchmarks.on_providers.kept import Kept, digest, runners
 from benchmarks.on_providers.tables import page
+from benchmarks.on_providers.writer import ATTENTION
 from onnx_attnfuse.bench.process import ChildError
 from onnx_attnfuse.kernels import providers
-from onnx_attnfuse.kernels.operators import records
 
 OPTIONS = {"openvino": {"num_of_threads": "1"}}
 """Options of sessions, so that what runs beside disturbs less."""
-ATTENTION = frozenset([*(info.name for info in records().values() if info.kind == "attention"), "Softmax"])
 _WRITER = "benchmarks.on_providers.writer"
 _LEAST, _MOST = 7, 51
 _AGAIN = 4
@@ -50,7 +48,7 @@ class Pair:
 def main() -> int:
     """Runs the command; 1 where something breaks what is claimed."""
     options = _parser().parse_args()
-    models = [*chosen(options.folders, options.only), *chosen(options.one_each, options.only, one_each=True, turn=options.turn)]
+    models = chosen(options.folders, options.only)
     kept = Kept(options.cache or pathlib.Path("build", "providers", f"{options.ep}.jsonl"))
     pairs = [_pair(options) for _ in range(options.jobs)]
     try:
@@ -146,20 +144,11 @@ class Bench:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("folders", nargs="*", type=pathlib.Path, metavar="FOLDER", help="exports, and .npz beside them")
+    parser.add_argument("folders", nargs="+", type=pathlib.Path, metavar="FOLDER", help="exports, and .npz beside them")
     parser.add_argument("--ep", required=True, help="provider: openvino, qnn, webgpu, wasm, cpu")
     parser.add_argument("--python", default=sys.executable, help="interpreter of the environment that has the provider")
     parser.add_argument("--web", type=pathlib.Path, help="folder whose node_modules has onnxruntime-web, for wasm")
     parser.add_argument("--only", default="", help="beginnings of names, with commas between")
-    parser.add_argument(
-        "--one-each",
-        type=pathlib.Path,
-        nargs="+",
-        default=[],
-        metavar="FOLDER",
-        help="of these one export of each recipe, each exporter in turn",
-    )
-    parser.add_argument("--turn", type=int, default=0, help="another export of each recipe: N exporters later  [0]")
     parser.add_argument("--seconds", type=float, default=120.0, help="limit for one model in each process")
     parser.add_argument("--time", type=float, default=1.0, help="seconds of timing; at least 7 pairs")
     parser.add_argument("--jobs", type=int, default=1)
@@ -173,23 +162,15 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def chosen(folders: Sequence[pathlib.Path], only: str, *, one_each: bool = False, turn: int = 0) -> Iterator[pathlib.Path]:
-    """The exports that are measured: all, or one of each recipe, so that each exporter comes in turn.
+def chosen(folders: Sequence[pathlib.Path], only: str) -> list[pathlib.Path]:
+    """The exports that are measured.
 
     Args:
         folders: Where they lie, each with its inputs beside it.
         only: Beginnings of their names, with commas between; empty: all.
-        one_each: One of each recipe.
-        turn: How many exporters later to take it.
     """
     found = sorted((path for folder in folders for path in folder.glob("*.onnx")), key=name_of)
-    found = [path for path in found if path.with_suffix(".npz").exists() and path.stem.startswith(tuple(only.split(",")))]
-    if not one_each:
-        yield from found
-        return
-    for place, (_, group) in enumerate(itertools.groupby(found, lambda path: name_of(path).split("__")[0])):
-        exports = list(group)
-        yield exports[(place + turn) % len(exports)]
+    return [path for path in found if path.with_suffix(".npz").exists() and path.stem.startswith(tuple(only.split(",")))]
 
 
 def name_of(model: pathlib.Path) -> str:
@@ -234,11 +215,9 @@ def _alone(task: Mapping[str, Any], name: str, path: str, runner: Child) -> dict
 
 def _words(options: argparse.Namespace) -> list[str]:
     """The command line without what is of this machine only."""
-    each = ["--one-each", *(folder.name for folder in options.one_each)] if options.one_each else []
-    each += ["--turn", str(options.turn)] if options.turn else []
     some = ["--cases", str(options.cases)] if options.cases else []
     only = ["--only", options.only] if options.only else []
-    return [*(folder.name for folder in options.folders), "--ep", options.ep, *each, *some, *only]
+    return [*(folder.name for folder in options.folders), "--ep", options.ep, *some, *only]
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ import re
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+from benchmarks.harness import table
 from benchmarks.on_providers.judge import EMULATED, TOLERANCES, Row, Side
 from onnx_attnfuse.kernels import providers
 
@@ -41,9 +42,7 @@ def page(ep: str, versions: Mapping[str, str], rows: Sequence[Row], words: Seque
         "## Model by model",
         "Attention nodes (Softmax and fused operators) that the provider runs, of all; nodes on the CPU; the largest error "
         "as a part of the magnitude: each before, then after.",
-        _table(
-            ("export", "sites", "attention", "on the CPU", "difference", "time"), (_line(row) for row in rows if not row.lost)
-        ),
+        table(("export", "sites", "attention", "on the CPU", "difference", "time"), [_line(row) for row in rows if not row.lost]),
         f"Made with `python -m benchmarks.providers {' '.join(words)}`.",
     ]
     return "\n\n".join(parts) + "\n"
@@ -169,8 +168,3 @@ def _sum(counts: Iterable[Mapping[str, int]]) -> collections.Counter[str]:
     for item in counts:
         found.update(item)
     return found
-
-
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
