@@ -27,7 +27,7 @@ from onnx_attnfuse.bodies.core import (
 )
 from onnx_attnfuse.bodies.fused_node import Body, FusedNode
 from onnx_attnfuse.graph.build import Builder, dims_of
-from onnx_attnfuse.graph.dtypes import largest, widened
+from onnx_attnfuse.graph.dtypes import HALVES, largest, widened
 from onnx_attnfuse.graph.sizes import Dim
 from onnx_attnfuse.reasons import Refused
 
@@ -139,12 +139,17 @@ def _mask(fused: FusedNode, columns: Dim) -> ir.Value | None:
 
 
 def _unseen(fused: FusedNode, mask: ir.Value, scores: tuple[Dim, Dim]) -> ir.Value:
-    """The mask with -inf for the lowest number of its type, which is a number in masks that are repeated along rows."""
+    """The mask with -inf for the lowest number of its type, which is a number in masks that are repeated along rows.
+
+    What float32 leaves unrounded counts as what it is rounded to: a CPU may compute the mask of a half in float32 as far as here.
+    """
     build, dtype, dims = fused.build, fused.build.facts.dtype(mask), fused.dims(mask)
     if dtype is None:
         raise Refused("unknown-type", f"the element type of '{mask.name}' is unknown", fused.node.name)
     pairs = zip(dims[-2:], scores, strict=False)
     if any(one != other for one, other in pairs if isinstance(one, int) and isinstance(other, int)):
         return mask
-    lowest = build.scalar(-largest(dtype), dtype)
-    return chosen(build, compared(build, "Greater", mask, lowest), mask, build.scalar(-math.inf, dtype))
+    wide, spacing = widened(dtype), math.ldexp(1, math.frexp(largest(dtype))[1]) - largest(dtype)
+    least = build.scalar((spacing / 2 if dtype in HALVES else spacing) - largest(dtype), wide)
+    seen = compared(build, "GreaterOrEqual", build.cast(mask, wide), least)
+    return chosen(build, seen, mask, build.scalar(-math.inf, dtype))

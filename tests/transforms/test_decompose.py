@@ -252,6 +252,21 @@ def test_refuses_what_it_cannot_say_exactly(attributes: str, inputs: str, s: str
     assert [(site.name, site.reason and site.reason.code) for site in report.sites] == [("attention", code)]
 
 
+@pytest.mark.parametrize(("bias", "seen"), [(1.5, False), (-1.5, False), (15.0, False), (20.0, True), (32.0, True)])
+def test_the_lowest_half_masks_although_a_cpu_leaves_the_sum_unrounded(bias: float, seen: bool) -> None:
+    source = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["" : 23]>
+        g (float16[b, 2, s, 4] q, float16[b, 2, s, 4] k, float16[b, 2, s, 4] v, float16[b, 2, s, s] bias, float16 lowest)
+          => (float16[b, 2, s, 4] out)
+        { mask = Add(bias, lowest)
+          out = Attention(q, k, v, mask) }""")
+    rng = np.random.default_rng(2)
+    feeds = {name: rng.standard_normal((2, 2, 3, 4)).astype(np.float16) for name in "qkv"}
+    feeds["bias"] = np.full((2, 2, 3, 3), bias, np.float16)
+    feeds["lowest"] = np.asarray(np.finfo(np.float16).min)
+    right, found = (run(model, feeds)["out"] for model in (source, onnx_attnfuse.unfuse(source, verify="none").model))
+    assert bool(right.any()) == bool(found.any()) == seen
+
+
 @pytest.mark.parametrize(("fill", "code"), [("inf", "nan-fill"), ("1000", None)])
 def test_a_mask_that_is_nan_where_it_masks_nothing_is_left(fill: str, code: str | None) -> None:
     text = f"""<ir_version: 10, opset_import: ["" : 23]>
