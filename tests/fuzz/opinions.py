@@ -80,7 +80,7 @@ class Opinions:
         """The results of all runs, or of more of them."""
         rng = np.random.default_rng(0)
         found: list[list[Array]] = []
-        step = self._step * (_beside_masks(inputs) if more and self._step == _SINGLE else 1)
+        step = self._step * (self._beside_masks(inputs) if more and self._step == _SINGLE else 1)
         for run in range((_MORE_RUNS if more else _RUNS) + 1):
             moved = {name: _moved(array, step if run else 0.0, rng) for name, array in inputs.items()}
             found.append(self._original.run(None, moved))
@@ -90,6 +90,12 @@ class Opinions:
                 halves = narrow.run(None, {name: _retyped(array, *_NARROWED) for name, array in moved.items()})
                 found.append([array.astype(np.float32) if array.dtype == np.float16 else array for array in halves])
         return found
+
+    def _beside_masks(self, inputs: Mapping[str, Array]) -> float:
+        """How much larger than a score the numbers are that mask it and leave some of it; 1 if there are none."""
+        given = (np.abs(array[np.isfinite(array)].astype(np.float64)) for array in inputs.values() if array.dtype != bool)
+        fills = np.abs([float(mask.fill) for mask in self._recipe.masks if mask.fill != "lowest"])
+        return max(float(array[array <= _LEAVES_SOME].max(initial=1.0)) for array in (fills, *given))
 
     def cover(self, old: Array, new: Array, others: Sequence[Array], among: Sequence[Array]) -> bool:
         """Whether each element of the result is what the runs of the original say; the magnitude as for `apart`."""
@@ -118,12 +124,6 @@ class Opinions:
         """Those of the results that are of the model in float16."""
         count = 1 + (self._wide is not None) + len(self._narrow)
         return [other for place, other in enumerate(others) if place % count >= count - len(self._narrow)]
-
-
-def _beside_masks(inputs: Mapping[str, Array]) -> float:
-    """How much larger than a score the numbers are that mask it and leave some of it; 1 if there are none."""
-    numbers = (np.abs(array[np.isfinite(array)].astype(np.float64)) for array in inputs.values() if array.dtype != bool)
-    return max((float(array[array <= _LEAVES_SOME].max(initial=1.0)) for array in numbers), default=1.0)
 
 
 def _moved(array: Array, step: float, rng: np.random.Generator) -> Array:
