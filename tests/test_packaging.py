@@ -11,6 +11,7 @@ import pytest
 ROOT = pathlib.Path(__file__).parents[1]
 UNTESTED = {
     "onnxruntime-gpu": "the kernels of its CPU are those of onnxruntime",
+    "tomli": "it is for Python 3.10, without onnxruntime",
     "torch": "there is one torch, that of constraints.txt",
 }
 """Lower bounds that no environment of ours holds, and why."""

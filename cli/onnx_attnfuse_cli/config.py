@@ -64,15 +64,10 @@ def _table(path: pathlib.Path) -> Mapping[str, Any]:
     text = path.read_text(encoding="utf-8", errors="replace")
     if "attnfuse" not in text:
         return {}
-    if sys.version_info < (3, 11):
-        if "[tool.attnfuse]" in text:
-            raise click.UsageError(f"{path}: [tool.attnfuse] needs Python 3.11 or newer; give the options on the command line")
-        return {}
-    import tomllib
-
+    toml: Any = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
     try:
-        content = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+        content = toml.loads(text)
+    except ValueError as error:
         raise click.UsageError(f"{path} is not TOML: {error}; correct the file") from error
     table: Any = content.get("tool", {}).get(_TABLE, {})
     if not isinstance(table, Mapping):

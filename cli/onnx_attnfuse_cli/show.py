@@ -74,9 +74,13 @@ def show_verdict(files: Files, report: Report, *, verbose: int) -> None:
 
 def show_summary(reports: Iterable[Report | None]) -> None:
     """Print the results of several models together; None is one that could not be done."""
+    from onnx_attnfuse.verify.verifier import NOT_VERIFIED
+
     found = list(reports)
     done = [report for report in found if report is not None]
     fused, candidates = sum(report.fused for report in done), sum(report.candidates for report in done)
+    if any(NOT_VERIFIED in report.notes for report in done):
+        echo(NOT_VERIFIED)
     echo(f"{len(done)} of {len(found)} models done: fused {fused} of {candidates} attention sites")
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pathlib
-import sys
 
 import pytest
 
@@ -11,7 +10,6 @@ from onnx_attnfuse_cli.main import main
 from tests.support import small_models
 
 Captured = pytest.CaptureFixture[str]
-pytestmark = pytest.mark.newest if sys.version_info < (3, 11) else []
 
 
 @pytest.fixture

@@ -109,6 +109,19 @@ def test_a_dry_run_writes_nothing(folder: pathlib.Path, capsys: Captured) -> Non
     assert "wrote" not in capsys.readouterr().out
 
 
+def test_models_without_verification_are_one_line(
+    folder: pathlib.Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert main(["optimize", "models", "--verify", "none", "--dry-run"]) == 0
+    assert "nothing was verified" not in capsys.readouterr().out
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert main(["optimize", "models", "--dry-run"]) == 0
+    *_, warning, total = capsys.readouterr().out.splitlines()
+    assert warning == "nothing was verified: onnxruntime is not installed; run pip install 'onnx-attnfuse[cpu]'"
+    assert total == "2 of 2 models done: fused 2 of 2 attention sites"
+    assert files(folder) == SOURCES
+
+
 def test_verbose_tells_all_of_each(folder: pathlib.Path, capsys: Captured) -> None:
     assert main(["optimize", "models", "-v", "--dry-run"]) == 0
     lines = capsys.readouterr().out.splitlines()
