@@ -125,6 +125,9 @@ def located(model: pathlib.Path) -> pathlib.Path:
 
 
 def _is_hub_id(model: pathlib.Path) -> bool:
+    """Whether a name may be that of a model on Hugging Face: `owner/name` without such a folder, or a name without a dot."""
+    if re.fullmatch(r"[\w-]+", str(model)):
+        return str(model) != STREAM
     is_id = re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", str(model)) is not None
     return is_id and model.suffix != ".onnx" and not model.parent.exists()
 

@@ -99,6 +99,7 @@ def test_nothing_is_written_where_no_model_can_be_fused(exported: pathlib.Path, 
     ("given", "message"),
     [
         ("Qwen/Qwen3-0.6B", "run optimum-cli export onnx --model Qwen/Qwen3-0.6B exported first"),
+        ("bert-base-uncased", "run optimum-cli export onnx --model bert-base-uncased exported first"),
         ("exported/absent", "exported/absent does not exist; check the path"),
         ("absent.onnx", "absent.onnx does not exist; check the path"),
     ],
