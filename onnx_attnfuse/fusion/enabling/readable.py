@@ -5,6 +5,7 @@
     Pad(scores, one column of c)                  is    Concat(scores, c)                         a sink that is one number
     weights @ v1, weights @ v2                    is    Split(weights @ Concat(v1, v2))           values in two parts
     (weights - others) @ v                        is    weights @ v - others @ v                  differential attention
+    q @ k1, q @ k2 side by side                   is    q @ Concat(k1, k2)                        see `key_blocks`
 
 Scores get a normal form: a multiple of the product of queries and keys, and a bias, whatever nodes compute them. Those between
 product and softmax are executed symbolically. Where each case of the result is `factor · product + rest`, the same nodes give
@@ -40,6 +41,7 @@ from onnx_attnfuse.certify.terms import (
     truth,
     walk,
 )
+from onnx_attnfuse.fusion.enabling.key_blocks import below, with_blocks_joined
 from onnx_attnfuse.fusion.enabling.rule import EnablingChange
 from onnx_attnfuse.graph.assumptions import AssumptionName
 from onnx_attnfuse.graph.build import Builder
@@ -294,10 +296,6 @@ def _copied(nodes: Sequence[ir.Node], product: ir.Value, scores: ir.Value, build
     return made[scores]
 
 
-_MOST_STEPS = 8
-"""Nodes between a softmax and the products with its values."""
-
-
 def with_column_joined(softmax: Softmax, builder: Builder) -> EnablingChange | None:
     """One column that scores are padded by, joined to them."""
     padded, facts = softmax.scores, builder.facts
@@ -322,7 +320,8 @@ def with_values_joined(softmax: Softmax, builder: Builder) -> EnablingChange | N
     """The products of one attention's weights with several values as one product with all of them."""
     facts = builder.facts
     found = (
-        (value, [node for node, place in value.uses() if is_standard(node, "MatMul") and place == 0]) for value in _below(softmax)
+        (value, [node for node, place in value.uses() if is_standard(node, "MatMul") and place == 0])
+        for value in below(softmax.weights)
     )
     weights, products = next((item for item in found if item[1]), (softmax.weights, list[ir.Node]()))
     values = [node.inputs[1] for node in products if node.inputs[1] is not None]
@@ -353,7 +352,7 @@ def with_values_joined(softmax: Softmax, builder: Builder) -> EnablingChange | N
 def with_terms_apart(softmax: Softmax, builder: Builder) -> EnablingChange | None:
     """The product of a sum of weights and others with values as a sum of products."""
     facts = builder.facts
-    for total in _below(softmax):
+    for total in below(softmax.weights):
         node, users = total.producer(), [user for user, place in total.uses() if place == 0]
         if not is_standard(node, "Add", "Sub") or len(users) != 1 or not is_read_once(total):
             continue
@@ -370,21 +369,12 @@ def with_terms_apart(softmax: Softmax, builder: Builder) -> EnablingChange | Non
     return None
 
 
-def _below(softmax: Softmax) -> list[ir.Value]:
-    """The weights and the first values that are made of them."""
-    found = [softmax.weights]
-    for value in found:
-        if len(found) > _MOST_STEPS:
-            break
-        found += [node.outputs[0] for node, _ in value.uses() if node.outputs[0] not in found]
-    return found
-
-
 REWRITES: tuple[Callable[[Softmax, Builder], EnablingChange | None], ...] = (
     lambda softmax, builder: with_plain_scores(softmax.scores, builder),
     lambda softmax, builder: with_factor_inside(softmax.weights, builder),
     with_column_joined,
     with_values_joined,
     with_terms_apart,
+    with_blocks_joined,
 )
 """Rewrites tried in sequence until an attention can be read."""
