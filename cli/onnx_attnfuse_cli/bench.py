@@ -246,7 +246,7 @@ def _seeds(ep: str, arch: int, *, small: bool, runs: int, limit: float, as_json:
     if as_json:
         click.echo(json.dumps([dataclasses.asdict(cell) for cell in cells], indent=2))
     else:
-        _show_seeds(cells, [column.name for column in columns])
+        _show_seeds(cells, list(columns))
     return Exit.DONE
 
 

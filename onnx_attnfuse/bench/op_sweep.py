@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import pathlib
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal
 
 import numpy as np
@@ -46,14 +46,6 @@ SMALL: tuple[Size, ...] = (
 
 
 @dataclasses.dataclass(frozen=True)
-class Kernel:
-    """A column: a setting for ONNX Runtime's choice."""
-
-    name: str
-    settings: Settings = dataclasses.field(default_factory=Settings)
-
-
-@dataclasses.dataclass(frozen=True)
 class Cell:
     """One measurement."""
 
@@ -64,11 +56,10 @@ class Cell:
     failed: str | None = None
 
 
-def kernels(ep: str, arch: int) -> tuple[Kernel, ...]:
+def kernels(ep: str, arch: int) -> dict[str, Settings]:
     """The kernels that a sweep compares on a device: the one that ONNX Runtime chooses, and each that can be asked for."""
     switching = provider(ep).switching
-    alone = () if switching is None else tuple(switching.alone(arch).items())
-    return (Kernel("as chosen"), *(Kernel(name, settings) for name, settings in alone))
+    return {"as chosen": Settings(), **({} if switching is None else switching.alone(arch))}
 
 
 def table(*, small: bool, ep: str) -> list[tuple[Size, Format]]:
@@ -106,13 +97,13 @@ def operations(size: Size) -> int:
 
 
 def measure(
-    rows: Sequence[tuple[Size, Format]], columns: Sequence[Kernel], *, ep: str, runs: int, seconds: float
+    rows: Sequence[tuple[Size, Format]], columns: Mapping[str, Settings], *, ep: str, runs: int, seconds: float
 ) -> Iterator[Cell]:
     """Measures row by row, each cell in a process of its own: a kernel that cannot run may end it.
 
     Args:
         rows: Sizes and formats.
-        columns: Kernels.
+        columns: Kernels by name, with the settings for ONNX Runtime's choice.
         ep: Execution provider; measured in float16 where it computes in that, else in float32.
         runs: How often each is run, warm.
         seconds: How long each cell may take.
@@ -126,14 +117,14 @@ def measure(
         with tempfile.TemporaryDirectory() as name:
             path = pathlib.Path(name, "model.onnx")
             path.write_bytes(proto.SerializeToString())
-            contenders = [_contender(size, column, path) for column in columns]
+            contenders = [_contender(size, kernel, settings, path) for kernel, settings in columns.items()]
             for found in run(contenders, Sample({}, feeds), path.parent, ep=ep, runs=runs, seconds=seconds):
                 tflops = None if found.ms is None else round(operations(size) / found.ms / 1e9, 4)
                 yield Cell(size, form, found.name, tflops, found.failed)
 
 
-def _contender(size: Size, column: Kernel, path: pathlib.Path) -> Contender:
+def _contender(size: Size, kernel: str, settings: Settings, path: pathlib.Path) -> Contender:
     batch, length, heads, _ = size
-    if column.name == "tensorrt" and batch * heads * length * length >= MOST_SCORES:
-        return Contender(column.name, None, "not tried: where it does not take this, the math kernel ends the process")
-    return Contender(column.name, path, None, column.settings.options, column.settings.environment)
+    if kernel == "tensorrt" and batch * heads * length * length >= MOST_SCORES:
+        return Contender(kernel, None, "not tried: where it does not take this, the math kernel ends the process")
+    return Contender(kernel, path, None, settings.options, settings.environment)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from onnx_attnfuse.kernels.conditions import AttentionParams
 from onnx_attnfuse.kernels.execution_provider import UNFUSED, ExecutionProvider, OpSupport
@@ -72,27 +72,23 @@ def together(members: tuple[ExecutionProvider, ...]) -> ExecutionProvider:
         architecture_here=graphics.architecture_here,
         is_preferred=False,
         unfused_form=next((item.unfused_form for item in members if item.unfused_form is not None), None),
-        keeps_fused=all(item.keeps_fused for item in members),
         skip_norms=next((kind for kind in ("none", "without sum") if any(item.skip_norms == kind for item in members)), None),
         decomposed_norms=frozenset[str]().union(*(item.decomposed_norms for item in members)),
-        rotates=all(item.rotates for item in members),
-        shares_cache=all(item.shares_cache for item in members),
-        fixed_sizes=any(item.fixed_sizes for item in members),
-        mixes_up_inputs=any(item.mixes_up_inputs for item in members),
         any_by="ReduceMax" if any(item.any_by == "ReduceMax" for item in members) else "ReduceSum",
-        computes_in_float16=any(item.computes_in_float16 for item in members),
-        gathers_flat=any(item.gathers_flat for item in members),
-        merges_into_norms=any(item.merges_into_norms for item in members),
-        rounds_float16=_agreed([item.rounds_float16 for item in members]),
-        keeps_nan_rows=_agreed([item.keeps_nan_rows for item in members]),
-        rotates_each_token=all(item.rotates_each_token for item in members),
-        takes_if=all(item.takes_if for item in members),
         pays=first.pays.intersection(*(item.pays for item in members)),
         options_for_if={},
         unfused_time=None,
         switching=None,
         capture=None,
+        **_merged(all, members, "keeps_fused", "rotates", "shares_cache", "rotates_each_token", "takes_if"),
+        **_merged(any, members, "fixed_sizes", "mixes_up_inputs", "computes_in_float16", "gathers_flat", "merges_into_norms"),
+        **_merged(_agreed, members, "rounds_float16", "keeps_nan_rows"),
     )
+
+
+def _merged(rule: Callable[[list[Any]], Any], records: Sequence[object], *names: str) -> dict[str, Any]:
+    """Facts of several records, each made one by a rule."""
+    return {name: rule([getattr(item, name) for item in records]) for name in names}
 
 
 def _agreed(facts: Sequence[bool | None]) -> bool | None:
@@ -110,18 +106,11 @@ def _common(op: str, members: Sequence[ExecutionProvider]) -> OpSupport | Reason
         found.append(known)
     return OpSupport(
         known_from="; ".join(f"{member.name}: {item.known_from}" for member, item in zip(members, found, strict=True)),
-        runs=found[0].runs.intersection(*(item.runs for item in found)),
-        written=found[0].written.intersection(*(item.written for item in found)),
-        masks=found[0].masks.intersection(*(item.masks for item in found)),
-        causal=all(item.causal for item in found),
-        by_default=all(item.by_default for item in found),
-        packed_inputs=all(item.packed_inputs for item in found),
-        keys_by_head=all(item.keys_by_head for item in found),
-        broadcasts_bias=all(item.broadcasts_bias for item in found),
-        rotates_inside=all(item.rotates_inside for item in found),
         is_wrong=_any([item.is_wrong for item in found]),
         assumes=_any([item.assumes for item in found]),
-        math_is_safe=all(item.math_is_safe for item in found),
+        **_merged(lambda sets: sets[0].intersection(*sets), found, "runs", "written", "masks"),
+        **_merged(all, found, "causal", "by_default", "packed_inputs", "keys_by_head", "broadcasts_bias", "rotates_inside"),
+        **_merged(all, found, "math_is_safe"),
     )
 
 
