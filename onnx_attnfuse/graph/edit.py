@@ -25,10 +25,11 @@ def check_shapes(inner: Sequence[ir.Value], builder: Builder) -> None:
     Raises:
         Refused: The shape of one is asked for and not known elsewhere.
     """
+    within = set(inner)
     for value in inner:
         for node in shape_nodes(value):
             asked = node.inputs[0]
-            if asked is not None and not known_elsewhere(asked, set(inner), builder):
+            if asked is not None and not known_elsewhere(asked, within, builder):
                 message = f"the shape of the intermediate value '{asked.name}' is used and not known elsewhere"
                 raise Refused("shape-used", message, node.name)
 

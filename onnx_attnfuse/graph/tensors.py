@@ -10,7 +10,7 @@ import onnx
 import onnx_ir as ir
 
 from onnx_attnfuse.errors import ModelError
-from onnx_attnfuse.graph.constants import Array
+from onnx_attnfuse.graph.constants import Array, all_nodes, subgraphs
 
 _COMPLEX = (ir.DataType.COMPLEX64, ir.DataType.COMPLEX128)
 _PACKED_BITS = (2, 4)
@@ -24,10 +24,10 @@ def bodies(model: ir.Model) -> Iterator[ir.Graph]:
 
 def all_graphs(model: ir.Model) -> Iterator[ir.Graph]:
     """The main graph, the bodies of functions, and all their subgraphs."""
-    yield from model.graphs()
-    for function in model.functions.values():
-        yield function.graph
-        yield from function.subgraphs()
+    for graph in bodies(model):
+        yield graph
+        for node in all_nodes(graph):
+            yield from subgraphs(node)
 
 
 def all_tensors(model: ir.Model) -> Iterator[ir.TensorProtocol]:
