@@ -198,8 +198,9 @@ def test_a_new_provider_is_one_file_and_its_page_is_made_of_that(tmp_path: pathl
     added = provider_pages.pages().items() - before.items()
     ((path, text),) = added
     assert path.name == "tpu.md"
-    assert "attnfuse decomposes attention in float, with the factor after the product. Source: made up." in text
-    assert "| `MultiHeadAttention` | no |" in text
+    assert "Source: made up." in text
+    assert "attnfuse writes plain attention here, in float, scaled after the product." in text
+    assert "- Not written: it is not known whether MultiHeadAttention has a kernel on tpu." in text
 
 
 @pytest.mark.parametrize(("ep", "told"), [("qnn", True), ("cuda", False)])
