@@ -49,7 +49,7 @@ def main(arguments: list[str] | None = None) -> int:
     options.out.mkdir(parents=True, exist_ok=True)
     os.chdir(options.out)
     tally = Tally(levels, frozenset(options.show))
-    with Pool(options.jobs) as pool, pathlib.Path("failures.txt").open("w") as file:
+    with Pool(options.jobs) as pool, pathlib.Path("failures.txt").open("w", buffering=1) as file:
         for job, found in pool.judged(jobs):
             for failure in tally.count(job, found):
                 outcome, level = failure.outcome, failure.level
