@@ -27,7 +27,7 @@ from onnx_attnfuse.bodies.core import (
 )
 from onnx_attnfuse.bodies.fused_node import Body, FusedNode
 from onnx_attnfuse.graph.build import Builder, dims_of
-from onnx_attnfuse.graph.dtypes import HALVES, largest, widened
+from onnx_attnfuse.graph.dtypes import HALVES, largest, last_step, widened
 from onnx_attnfuse.graph.sizes import Dim
 from onnx_attnfuse.reasons import Refused
 
@@ -149,7 +149,7 @@ def _unseen(fused: FusedNode, mask: ir.Value, scores: tuple[Dim, Dim]) -> ir.Val
     pairs = zip(dims[-2:], scores, strict=False)
     if any(one != other for one, other in pairs if isinstance(one, int) and isinstance(other, int)):
         return mask
-    wide, spacing = widened(dtype), math.ldexp(1, math.frexp(largest(dtype))[1]) - largest(dtype)
-    least = build.scalar((spacing / 2 if dtype in HALVES else spacing) - largest(dtype), wide)
+    wide = widened(dtype)
+    least = build.scalar(last_step(dtype) / (2 if dtype in HALVES else 1) - largest(dtype), wide)
     seen = compared(build, "GreaterOrEqual", build.cast(mask, wide), least)
     return chosen(build, seen, mask, build.scalar(-math.inf, dtype))

@@ -42,6 +42,12 @@ def largest(dtype: ir.DataType) -> float:
     return float(cast("float", ml_dtypes.finfo(dtype.numpy()).max))
 
 
+def last_step(dtype: ir.DataType) -> float:
+    """How far the largest finite number of a float type is from the one before it."""
+    eps = float(cast("float", ml_dtypes.finfo(dtype.numpy()).eps))
+    return largest(dtype) * eps / (2 - eps)
+
+
 def within(number: float, dtype: ir.DataType) -> float:
     """A number, or the infinity that it is in a float type too small for it.
 
