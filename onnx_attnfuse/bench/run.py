@@ -106,8 +106,7 @@ class Bench:
             piece = pathlib.Path(folder) / "attention.onnx"
             io.save(io.from_any(alone.proto)[0], piece)
             title = f"attention alone: {alone.name}, one of {alone.alike}"
-            options = dataclasses.replace(self.options, cache="as-is", kv_cache="same")
-            plain = dataclasses.replace(self, options=options)
+            plain = dataclasses.replace(self, options=dataclasses.replace(self.options, cache="as-is", kv_cache="same"))
             return [*found, plain._contest(title, piece, sample(io.load(piece), whole.lengths))]
 
     def pair(self, first: pathlib.Path, second: pathlib.Path) -> Pair:

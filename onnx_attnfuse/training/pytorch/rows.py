@@ -105,7 +105,7 @@ def attend_added(
 def added_apart(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor, empty: Tensor, scale: float, dropout: float, kernels: Kernels
 ) -> Tensor:
-    """The same, whichever rows there are."""
+    """Attention under a mask whose rows without a key are corrected beside the kernel, whichever rows there are."""
     query_of_rows = torch.where(empty, query - query.detach(), query)
     output = attend(query_of_rows, key, value, mask, scale, dropout=dropout, kernels=kernels)
     return output + gradient_term(query.detach(), key, value, empty, scale)
@@ -135,7 +135,7 @@ def attend_levelled(
 def levelled_apart(
     query: Tensor, key: Tensor, value: Tensor, bias: Tensor, scale: float, dropout: float, kernels: Kernels
 ) -> Tensor:
-    """The same, whichever rows there are."""
+    """Attention under a bias whose rows without a key get a call of their own, whichever rows there are."""
     level, empty, void = _levelled(bias)
     level = level.to(query.dtype)
     main = attend(torch.where(empty, query - query.detach(), query), key, value, level, scale, dropout=dropout, kernels=kernels)
