@@ -109,7 +109,7 @@ def attributes(node: ir.Node) -> dict[str, Any]:
 
 def has_unknown_attribute(node: ir.Node) -> bool:
     """Whether an attribute's value is a function's parameter, so that the node cannot be read here."""
-    return any(found.is_ref() for found in node.attributes.values())
+    return any(found.is_ref() for found in node.attributes.data.values())
 
 
 def subgraphs(node: ir.Node) -> Sequence[ir.Graph]:
@@ -117,7 +117,7 @@ def subgraphs(node: ir.Node) -> Sequence[ir.Graph]:
     if not node.attributes:
         return ()
     graphs: list[ir.Graph] = []
-    for found in node.attributes.values():
+    for found in node.attributes.data.values():
         if found.type is ir.AttributeType.GRAPH and not found.is_ref():
             graphs.append(found.as_graph())
         elif found.type is ir.AttributeType.GRAPHS and not found.is_ref():
@@ -131,6 +131,14 @@ def reads(node: ir.Node) -> Iterator[ir.Value]:
     for nested in subgraphs(node):
         yield from (value for inner in nested.all_nodes() for value in inner.inputs if value is not None)
         yield from nested.outputs
+
+
+def all_parts(graph: ir.Graph) -> Iterator[ir.Graph]:
+    """A graph, followed by the graphs nested in it."""
+    yield graph
+    for node in graph:
+        for nested in subgraphs(node):
+            yield from all_parts(nested)
 
 
 def all_nodes(graph: ir.Graph) -> Iterator[ir.Node]:

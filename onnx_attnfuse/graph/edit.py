@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import onnx_ir as ir
 
 from onnx_attnfuse.graph.build import Builder
-from onnx_attnfuse.graph.constants import attribute, subgraphs
+from onnx_attnfuse.graph.constants import all_parts, attribute, subgraphs
 from onnx_attnfuse.graph.sizes import Dim, Size
 from onnx_attnfuse.graph.sweep import Detached, sweep
 from onnx_attnfuse.graph.uses import shape_nodes, viewers
@@ -132,7 +132,7 @@ class Snapshot:
 
     def __init__(self, graph: ir.Graph) -> None:
         self._graph, self._given = graph, tuple(graph.inputs)
-        self._parts = [(part, tuple(part), tuple(part.outputs), tuple(part.initializers.values())) for part in _parts(graph)]
+        self._parts = [(part, tuple(part), tuple(part.outputs), tuple(part.initializers.values())) for part in all_parts(graph)]
         self._inputs = [(node, tuple(node.inputs)) for _, nodes, _, _ in self._parts for node in nodes]
         values = [value for part, nodes, _, held in self._parts for value in _values(part, nodes, held)]
         self._values = [(value, value.name, value.shape, value.type) for value in values]
@@ -171,14 +171,6 @@ class Snapshot:
         for part, _, _, held in self._parts:
             for value in held:
                 part.initializers.add(value)
-
-
-def _parts(graph: ir.Graph) -> Iterator[ir.Graph]:
-    pending = [graph]
-    while pending:
-        part = pending.pop()
-        yield part
-        pending += [inner for node in part for inner in subgraphs(node)]
 
 
 def _values(part: ir.Graph, nodes: tuple[ir.Node, ...], held: tuple[ir.Value, ...]) -> Iterator[ir.Value]:

@@ -128,7 +128,7 @@ def why_unknown(node: ir.Node) -> str | None:
     if len(node.inputs) > schema.most and (place := _unread_input(node, schema)) is not None:
         names = list(schema.inputs)
         return f"{names[place] if place < len(names) else f'input {place}'} of {node.op_type} is not read"
-    for name, given in node.attributes.items():
+    for name, given in node.attributes.data.items():
         known = schema.attributes.get(name)
         if known is None or not known.takes(given):
             return f"{name} of {node.op_type} is not read"

@@ -10,7 +10,7 @@ import onnx
 import onnx_ir as ir
 
 from onnx_attnfuse.errors import ModelError
-from onnx_attnfuse.graph.constants import Array, all_nodes, subgraphs
+from onnx_attnfuse.graph.constants import Array, all_parts
 
 _COMPLEX = (ir.DataType.COMPLEX64, ir.DataType.COMPLEX128)
 _PACKED_BITS = (2, 4)
@@ -25,9 +25,7 @@ def bodies(model: ir.Model) -> Iterator[ir.Graph]:
 def all_graphs(model: ir.Model) -> Iterator[ir.Graph]:
     """The main graph, the bodies of functions, and all their subgraphs."""
     for graph in bodies(model):
-        yield graph
-        for node in all_nodes(graph):
-            yield from subgraphs(node)
+        yield from all_parts(graph)
 
 
 def all_tensors(model: ir.Model) -> Iterator[ir.TensorProtocol]:
