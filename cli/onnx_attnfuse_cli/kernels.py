@@ -33,7 +33,7 @@ _EXAMPLES = [
 _STATUSES = {
     Exit.DONE: "Done.",
     Exit.BAD_INPUT: "The command line or the model cannot be used, or there is no GPU to confirm on.",
-    Exit.DIFFERS: "Another kernel ran than was forecast (--confirm).",
+    Exit.DIFFERS: "Another kernel ran than predicted (--confirm).",
     Exit.DEFECT: MEANINGS[Exit.DEFECT],
 }
 
@@ -79,7 +79,7 @@ def command(
     if confirm:
         return _confirmed(model, seq, as_json, chosen)
     from onnx_attnfuse.fusion.pipeline import forecast
-    from onnx_attnfuse.report.text import ForecastTable
+    from onnx_attnfuse.report.text import ForecastText
 
     reports: dict[str, Report] = {}
     with progress_bar(shown=True) as progress:
@@ -88,7 +88,7 @@ def command(
     if as_json:
         click.echo(json.dumps({name: report.to_dict() for name, report in reports.items()}, indent=2))
     else:
-        print_table(ForecastTable(reports, fold=not verbose))
+        print_table(ForecastText(reports, fold=not verbose))
     return failed(dict.fromkeys(failure for report in reports.values() for failure in report.failures), context.obj)
 
 
@@ -132,6 +132,6 @@ def _show_confirmed(found: Sequence[Confirmation]) -> None:
     from onnx_attnfuse.report.text import columns, plain
 
     rows = [(item.op, plain(item.node), item.forecast or "-", ", ".join(item.ran) or "-", item.outcome) for item in found]
-    print_table(columns(("operator", "node", "forecast", "ran", ""), rows))
+    print_table(columns(("operator", "node", "predicted", "ran", ""), rows))
     right = sum(item.outcome == "as forecast" for item in found)
-    echo(f"{right} of {sum(bool(item.ran) for item in found)} operators that ran had the kernel that was forecast")
+    echo(f"{right} of {sum(bool(item.ran) for item in found)} operators that ran had the predicted kernel")

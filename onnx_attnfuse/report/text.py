@@ -151,38 +151,38 @@ _NUMBER = re.compile(r"\d+")
 
 
 @dataclasses.dataclass(frozen=True)
-class ForecastTable:
-    """Reports on one model by device."""
+class ForecastText:
+    """Reports on one model by device: a paragraph for each attention, with each device's kernels."""
 
     reports: Mapping[str, Report]
     fold: bool = True
-    """Whether attentions that differ only in the numbers of their names share a line."""
+    """Whether attentions that differ only in the numbers of their names share a paragraph."""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        del console, options
         sites = [[site for site in report.sites if site.status != "not-attention"] for report in self.reports.values()]
         groups: dict[object, list[tuple[SiteReport, ...]]] = {}
         for place, row in enumerate(zip(*sites, strict=True)):
             groups.setdefault(_key(row) if self.fold else place, []).append(row)
-        cells: list[list[Text]] = []
-        for rows in groups.values():
-            first = rows[0]
-            name = Row([row[0] for row in rows], 0).name
-            cells.append([plain(name), plain(meaning(first[0])), *(plain(*_cell(site)) for site in first)])
-        if groups:
-            yield columns(("site", "attention", *self.reports), cells, apart=1)
-        else:
-            yield plain("found no attention")
+        lines = [line for rows in groups.values() for line in self._paragraph(rows)] or [plain("found no attention")]
         for device, report in self.reports.items():
             if report.session is not None:
-                yield from (plain(f"session on {device}: {line}") for line in report.session.lines())
+                lines += [plain(f"session on {device}: {line}") for line in report.session.lines()]
+        yield from (part for line in lines for part in _hanging(line, console, options)) if console.is_terminal else lines
+
+    def _paragraph(self, rows: Sequence[tuple[SiteReport, ...]]) -> Iterator[Text]:
+        yield plain(Row([row[0] for row in rows], 0).name, style="bold")
+        yield plain(f"    {meaning(rows[0][0])}")
+        for device, site in zip(self.reports, rows[0], strict=True):
+            lines = list(_kernels(site))
+            yield plain(f"    {': '.join([device, *lines[:1]])}")
+            yield from (plain(f"        {line}") for line in lines[1:])
 
 
 def _key(row: tuple[SiteReport, ...]) -> object:
-    return tuple((_NUMBER.sub("0", site.module or site.name), meaning(site), tuple(_cell(site))) for site in row)
+    return tuple((_NUMBER.sub("0", site.module or site.name), meaning(site), tuple(_kernels(site))) for site in row)
 
 
-def _cell(site: SiteReport) -> Iterator[str]:
+def _kernels(site: SiteReport) -> Iterator[str]:
     """The kernels in the order in which they are tried, the gain of a change, and why faster kernels refuse."""
     kernel = site.kernel
     if kernel is None:

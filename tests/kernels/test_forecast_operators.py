@@ -260,9 +260,11 @@ def test_the_command_forecasts_for_each_device_that_is_named(tmp_path: pathlib.P
     path = str(small_models.written(small_models.ATTENTION.replace(", 4]", ", 64]"), tmp_path / "model.onnx"))
     assert main(["kernels", path, "--arch", "cpu,sm80", "--dtype", "float16", "--seq", "512"]) == 0
     out = capsys.readouterr().out
-    assert [word for word in out.splitlines()[0].split() if word] == ["site", "attention", "cpu", "sm80"]
-    assert "FLASH_ATTENTION" in out
-    assert "not CUDNN_FLASH_ATTENTION: is chosen from sm90 on, this is sm80" in " ".join(out.split())
+    assert [line for line in out.splitlines() if line.endswith(": MultiHeadAttention")] == [
+        "    cpu: MultiHeadAttention",
+        "    sm80: MultiHeadAttention",
+    ]
+    assert "        not CUDNN_FLASH_ATTENTION: is chosen from sm90 on, this is sm80\n" in out
     assert main(["kernels", path, "--arch", "sm80,sm90", "--dtype", "float16", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert {name: report["sites"][0]["kernel"]["forecast"] for name, report in found.items()} == {

@@ -11,7 +11,7 @@ from rich.console import Console
 from onnx_attnfuse.kernels.ort_settings import Session
 from onnx_attnfuse.reasons import Reason
 from onnx_attnfuse.report.model import CaptureReport, Layouts, MixerReport, Report, SiteReport
-from onnx_attnfuse.report.text import ForecastTable, ReportText
+from onnx_attnfuse.report.text import ForecastText, ReportText
 from onnx_attnfuse.verify.verdict import Verified
 
 
@@ -109,10 +109,10 @@ def test_lines_of_a_terminal_that_are_wrapped_hang(width: int) -> None:
     assert {len(line) - len(line.lstrip()) for line in lines} == {0, 2, 4, 6}
 
 
-def test_the_table_of_kernels_names_modules() -> None:
+def test_paragraphs_of_kernels_name_modules() -> None:
     sites = [fused(number, module=f"{part}.layer.{number}.attention") for part in ("encoder", "decoder") for number in (0, 1)]
     console = Console(file=io.StringIO(), width=100, highlight=False)
-    console.print(ForecastTable({"cpu": report_of(*sites)}))
+    console.print(ForecastText({"cpu": report_of(*sites)}))
     assert isinstance(console.file, io.StringIO)
     text = console.file.getvalue()
     assert "encoder.layer.{0..1}.attention ×2" in text
