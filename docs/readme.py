@@ -59,18 +59,21 @@ def without_decimals(text: str) -> str:
 
 
 def _drawn(report: str) -> str:
-    """The first attention of a report: its nodes before and after, side by side."""
-    parts, left, height = [], 20, 0
+    """The first attention of a report before and after; the operator is drawn beside the upper nodes, where there is room."""
     drawings = re.findall(
-        r'<svg role="img" aria-label="(Before|After)[^"]*" viewBox="0 0 (\d+) (\d+)"[^>]*>(.+?)</svg>', report, re.DOTALL
+        r'<svg role="img" aria-label="(?:Before|After)[^"]*" viewBox="0 0 (\d+) (\d+)"[^>]*>(.+?)</svg>', report, re.DOTALL
     )
-    for title, width, tall, content in drawings[:2]:
-        parts.append(
-            f'<text x="{left + int(width) // 2}" y="20">{title}</text><g transform="translate({left} 30)">{content.strip()}</g>'
-        )
-        left, height = left + int(width) + 20, max(height, int(tall) + 40)
+    (wide, tall, before), (wide_after, tall_after, after) = (
+        (int(x), int(y), re.sub(r"<title>.*?</title>", "", text.strip())) for x, y, text in drawings[:2]
+    )
+    boxes = [map(int, box) for box in re.findall(r'translate\((\d+) (\d+)\)"><rect width="(\d+)"', before)]
+    reach = 40 + max(x + width for x, y, width in boxes if y < tall_after)
+    left, height = max(wide, reach + wide_after), max(tall, tall_after) + 40
+    parts = [
+        f'<text x="{middle}" y="20">{title}</text><g transform="translate({start} 30)">{content}</g>'
+        for title, middle, start, content in (("Before", reach // 2, 0, before), ("After", reach + wide_after // 2, reach, after))
+    ]
     start = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {left} {height}" width="{left}" height="{height}">'
-    parts = [re.sub(r"<title>.*?</title>", "", part) for part in parts]
     parts = [
         re.sub(r"(?:<path [^>]*>)+", lambda arrows: "".join(sorted(re.findall("<[^>]*>", arrows[0]))), part) for part in parts
     ]
