@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import importlib.util
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -176,7 +177,15 @@ def _environment() -> jinja2.Environment:
     )
     names: dict[str, Any] = environment.globals
     names.update(strokes=strokes, families=reason_codes.by_code())
+    environment.filters["breaks"] = _breaks
     return environment
+
+
+def _breaks(name: str) -> str:
+    """A path whose line may break at its parts."""
+    import markupsafe
+
+    return markupsafe.Markup("<wbr>").join(re.split(r"(?<=/)|(?=\.[^\W\d])", name))
 
 
 @dataclasses.dataclass(frozen=True)
