@@ -1,9 +1,17 @@
-"""How a run that raised ends: one line on stderr, and the exit status for it."""
+"""How a run that raised ends: one line on stderr, and the exit status for it.
+
+Where attnfuse itself fails, there is a file as well, for a user to attach to a bug report.
+"""
 
 from __future__ import annotations
 
+import datetime as dt
 import pathlib
+import platform
+import shlex
 import sys
+import tempfile
+import traceback
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
@@ -11,9 +19,67 @@ import click
 
 from onnx_attnfuse_cli.suggestions import reported
 from onnx_attnfuse_cli.terminal import Exit, echo
+from onnx_attnfuse_cli.versions import version_of
 
 if TYPE_CHECKING:
     from onnx_attnfuse.containment import Failure
+
+_PACKAGES = (
+    "onnx-attnfuse",
+    "onnx",
+    "onnx-ir",
+    "onnxscript",
+    "onnxruntime",
+    "onnxruntime-gpu",
+    "numpy",
+    "click",
+    "rich",
+    "torch",
+)
+
+
+def write_report(error: Exception, args: Sequence[str]) -> pathlib.Path:
+    """Write traceback, versions and command line to `attnfuse-error-<time>.txt`.
+
+    Args:
+        error: The exception that ended the run.
+        args: The command's arguments.
+
+    Returns:
+        The file: in the working directory, or in the temporary one where that cannot be written.
+    """
+    return write_traces(["".join(traceback.format_exception(error))], args)
+
+
+def write_traces(traces: Sequence[str], args: Sequence[str]) -> pathlib.Path:
+    """Write the same of several errors.
+
+    Args:
+        traces: Their tracebacks.
+        args: The command's arguments.
+
+    Returns:
+        The file.
+    """
+    text = "\n".join(
+        [
+            f"command: attnfuse {shlex.join(args)}",
+            f"python: {platform.python_version()} on {platform.platform()}",
+            *(f"{package}: {version_of(package)}" for package in _PACKAGES),
+            "",
+            *traces,
+        ]
+    )
+    name = f"attnfuse-error-{dt.datetime.now():%Y%m%d-%H%M%S}.txt"
+    try:
+        return _write(pathlib.Path(name), text)
+    except OSError:
+        return _write(pathlib.Path(tempfile.gettempdir(), name), text)
+
+
+def _write(path: pathlib.Path, text: str) -> pathlib.Path:
+    path.write_text(text, encoding="utf-8", errors="replace")
+    return path
 
 
 def refused(message: str, model: str = "") -> Exit:
@@ -42,7 +108,7 @@ def ended_by(error: Exception, args: Sequence[str], model: str = "") -> Exit:
     if isinstance(error, OSError) and _is_of_user(error):
         problem = f"{error.filename} cannot be used: {error.strerror}; check the path, and who may read and write there"
         return refused(problem, model)
-    from onnx_attnfuse_cli.defect import write_report
+    from onnx_attnfuse_cli.endings import write_report
 
     path = write_report(error, args)
     problem = f"{type(error).__name__} inside attnfuse, a defect; {path} has the details, please report it"
@@ -71,7 +137,7 @@ def failed(failures: Iterable[Failure], args: Sequence[str], model: str = "") ->
     found = list(failures)
     ours = [failure for failure in found if failure.kind == "defect"]
     if ours:
-        from onnx_attnfuse_cli.defect import write_traces
+        from onnx_attnfuse_cli.endings import write_traces
 
         path = write_traces([failure.trace for failure in ours], args)
         problem = f"{_subjects(ours)} failed, a defect; the rest is done, {path} has the details, please report it"

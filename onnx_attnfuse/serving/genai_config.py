@@ -20,8 +20,17 @@ from onnx_attnfuse.errors import OptionError
 from onnx_attnfuse.graph.staging import staged
 from onnx_attnfuse.kernels import providers
 from onnx_attnfuse.kernels.ort_settings import Session
-from onnx_attnfuse.serving.decoder import ServedDecoder, StepSizes, template
-from onnx_attnfuse.serving.layers import cache_names, layer_types, layers_of, sliding_window, states_of, templates
+from onnx_attnfuse.serving.decoder import (
+    ServedDecoder,
+    StepSizes,
+    cache_names,
+    layer_types,
+    layers_of,
+    sliding_window,
+    states_of,
+    template,
+    templates,
+)
 from onnx_attnfuse.verify.decoder_feeds import Pages
 
 FILE = "genai_config.json"

@@ -74,7 +74,7 @@ def test_a_path_that_is_no_utf8_is_told_with_its_bytes_escaped(name: bytes, seve
 
 
 def test_a_defect_on_such_a_path_is_written_too(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from onnx_attnfuse_cli.defect import write_report
+    from onnx_attnfuse_cli.endings import write_report
 
     monkeypatch.chdir(tmp_path)
     text = write_report(ValueError(os.fsdecode(_NAME)), ["explain", os.fsdecode(_NAME)]).read_text(encoding="utf-8")

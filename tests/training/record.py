@@ -17,7 +17,7 @@ import onnx
 import torch
 
 from onnx_attnfuse.training import ORTModule
-from onnx_attnfuse.training.ortmodule.installed import ortmodule
+from onnx_attnfuse.training.ortmodule.newer_torch import ortmodule
 from onnx_attnfuse.training.ortmodule.symbolics import gives_zeros
 from tests.training.modules import CASES, Case
 

@@ -25,9 +25,17 @@ from onnx_attnfuse.graph.constants import attribute, given, is_standard
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.uses import producer_of
 from onnx_attnfuse.reasons import Refused
-from onnx_attnfuse.training.ortmodule.products import Labelled, finds_repeated_axes, labelled, operand_of, reads_gradient
+from onnx_attnfuse.training.ortmodule.products import (
+    Labelled,
+    Views,
+    finds_repeated_axes,
+    labelled,
+    operand_of,
+    over,
+    reads_gradient,
+    under,
+)
 from onnx_attnfuse.training.ortmodule.site import Backward, BiasGradient, Dropout
-from onnx_attnfuse.training.ortmodule.views import Views, over, under
 
 _SAME_SCALE = 1e-5
 """Factors that differ by less, relatively, are one number rounded twice."""

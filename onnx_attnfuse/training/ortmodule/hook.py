@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from onnx_attnfuse.containment import Subject, failed
 from onnx_attnfuse.kernels.policy import Policy, read_environment
-from onnx_attnfuse.training.ortmodule.installed import ortmodule, torch_version
+from onnx_attnfuse.training.ortmodule.newer_torch import ortmodule, torch_version
 from onnx_attnfuse.training.ortmodule.shape_inference import forgive
 from onnx_attnfuse.training.ortmodule.symbolics import register as register_symbolics
 from onnx_attnfuse.training.report import debug_level, tell

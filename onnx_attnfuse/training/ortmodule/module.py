@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from onnx_attnfuse.training.ortmodule.graphs import Graphs
 from onnx_attnfuse.training.ortmodule.hook import Chosen, choosing, register
-from onnx_attnfuse.training.ortmodule.installed import ortmodule
+from onnx_attnfuse.training.ortmodule.newer_torch import ortmodule
 
 if TYPE_CHECKING:
     import torch

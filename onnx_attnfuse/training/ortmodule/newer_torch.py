@@ -4,7 +4,7 @@ onnxruntime-training 1.19.2 is the last one, and knows PyTorch up to 2.5. Each `
 since, and what makes up for it: in ORTModule where that is possible, so that a program's own exports stay as they are. Whether a
 change is there is asked of PyTorch itself, never of its version.
 
-`mend_before_import` has to run before ORTModule is imported, `mend_after_import` after that.
+`mend_before_import` has to run before ORTModule is imported, `mend_after_import` after that; `ortmodule` runs both.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import importlib
+import importlib.metadata
 import importlib.util
 import inspect
 import os
@@ -24,6 +25,7 @@ from typing import Any
 from unittest import mock
 
 from onnx_attnfuse.errors import MissingDependencyError
+from onnx_attnfuse.training.report import tell
 
 _ORTMODULE = "onnxruntime.training.ortmodule"
 INTEROP = "torch_interop_utils"
@@ -35,6 +37,8 @@ _PUBLIC = "torch.onnx"
 _MOVED_TO = "torch.onnx._internal.torchscript_exporter"
 _MOVED = ("torch.onnx._internal.jit_utils", "torch.onnx._type_utils", "torch.onnx._globals")
 """The private modules of PyTorch's exporter that ORTModule imports."""
+_NEEDED = "training needs onnxruntime-training 1.19.2 with torch 2.3 or newer (Python 3.8 to 3.11)"
+_REMEDY = 'run pip install "onnx-attnfuse[training]" in an environment of its own, then build ORTModule\'s C++ extensions'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -230,3 +234,36 @@ NO_CUSTOM_FUNCTIONS = Change(
 )
 BEFORE_IMPORT = (EXPORTER_MOVED, NAMES_HIDDEN, NO_CUSTOM_FUNCTIONS)
 AFTER_IMPORT = (DYNAMO_BY_DEFAULT, NO_PROFILER)
+
+
+def ortmodule() -> ModuleType:
+    """`onnxruntime.training.ortmodule`, imported now, and able to train with the PyTorch that is installed.
+
+    Raises:
+        MissingDependencyError: onnxruntime-training is not installed, or cannot be imported with this version of PyTorch.
+    """
+    if importlib.util.find_spec("onnxruntime") is None or importlib.util.find_spec("onnxruntime.training") is None:
+        raise MissingDependencyError(f"{_NEEDED}, which is not installed; {_REMEDY}")
+    try:
+        mended = mend_before_import()
+        module = importlib.import_module("onnxruntime.training.ortmodule")
+        _ = module.ORTModule
+        _ = module.register_graph_optimizer
+        mended += mend_after_import()
+    except (ImportError, AttributeError, RuntimeError) as error:
+        raise MissingDependencyError(
+            f"{_NEEDED}, and the installed package cannot be used ({_first_line(error)}); {_REMEDY}"
+        ) from error
+    if mended:
+        tell([f"attnfuse: ORTModule was made to run on torch {importlib.metadata.version('torch')}: {'; '.join(mended)}"])
+    return module
+
+
+def torch_version() -> tuple[int, int]:
+    """The installed version of PyTorch."""
+    major, minor, *_ = importlib.metadata.version("torch").split(".")
+    return int(major), int(minor)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

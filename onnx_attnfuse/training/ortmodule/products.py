@@ -1,4 +1,8 @@
-"""Gradient graphs: operators that exports do not have, and the axes of products, once those of one operand are known."""
+"""Gradient graphs: operators that exports do not have, the axes of products once those of one operand are known, and views.
+
+A gradient graph takes the operands of the attention again, some of them transposed once more. Two values are the same tensor if
+both are views of one; how a view lies follows from the factors of the value's axes.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +11,10 @@ import dataclasses
 import onnx_ir as ir
 
 from onnx_attnfuse.attention.axes.factors import Axes, Axis, Factor, leaves, length
-from onnx_attnfuse.attention.axes.views import IndexedValue
+from onnx_attnfuse.attention.axes.views import IndexedValue, downward, upward
 from onnx_attnfuse.attention.match.paths import Contraction
 from onnx_attnfuse.graph.constants import is_standard
+from onnx_attnfuse.graph.dtypes import FLOATS
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.ops import CONTRIB
 
@@ -17,6 +22,7 @@ TRAINING = CONTRIB
 """The domain of ONNX Runtime's operators for training."""
 ATEN = "org.pytorch.aten"
 """The domain of the operator that calls PyTorch."""
+_MAX_VIEW_CHAIN = 24
 
 
 def reads_gradient(node: ir.Node) -> bool:
@@ -101,3 +107,46 @@ def operand_of(found: Labelled, index: int, facts: Facts) -> IndexedValue:
     dims = facts.dims(value) or ()
     axes = tuple(() if dim == 1 else found.known[label] for dim, label in zip(dims, found.contraction.labels[index], strict=True))
     return IndexedValue(value, axes)
+
+
+def over(indexed: IndexedValue, facts: Facts) -> IndexedValue | None:
+    """The value that `indexed` is a view of, or was before it was converted to another float type; None if it is neither."""
+    node = indexed.value.producer()
+    if is_standard(node, "Cast") and node.inputs[0] is not None and facts.dtype(node.inputs[0]) in FLOATS:
+        return IndexedValue(node.inputs[0], indexed.axes)
+    return upward(indexed, facts)
+
+
+def under(node: ir.Node, axes: Axes, facts: Facts) -> IndexedValue | None:
+    """The output of a view, or of a conversion between float types, of an input that lies as `axes`; None of other nodes."""
+    if is_standard(node, "Cast") and facts.dtype(node.outputs[0]) in FLOATS:
+        return IndexedValue(node.outputs[0], axes)
+    return downward(node, axes, facts)
+
+
+class Views:
+    """The views of one value."""
+
+    def __init__(self, indexed: IndexedValue, facts: Facts) -> None:
+        self._facts = facts
+        self._known: dict[ir.Value, Axes | None] = {}
+        above: IndexedValue | None = indexed
+        while above is not None and len(self._known) < _MAX_VIEW_CHAIN:
+            self._known[above.value] = above.axes
+            above = over(above, facts)
+
+    def axes_of(self, value: ir.Value | None, depth: int = 0) -> Axes | None:
+        """How `value` lies, or None if it is no view of that value."""
+        if value is None or depth > _MAX_VIEW_CHAIN:
+            return None
+        if value not in self._known:
+            self._known[value] = self._below(value, depth)
+        return self._known[value]
+
+    def _below(self, value: ir.Value, depth: int) -> Axes | None:
+        node = value.producer()
+        inner = None if node is None or not node.inputs else self.axes_of(node.inputs[0], depth + 1)
+        if node is None or inner is None:
+            return None
+        found = under(node, inner, self._facts)
+        return None if found is None or found.value is not value else found.axes

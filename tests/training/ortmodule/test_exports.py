@@ -13,7 +13,7 @@ from onnxruntime.tools.symbolic_shape_infer import SymbolicShapeInference
 from torch.nn import functional
 
 from onnx_attnfuse.training import ORTModule
-from onnx_attnfuse.training.ortmodule.installed import ortmodule
+from onnx_attnfuse.training.ortmodule.newer_torch import ortmodule
 from onnx_attnfuse.training.ortmodule.symbolics import gives_zeros
 from tests.training.modules import KEPT
 from tests.training.ortmodule.steps import assert_same, step

@@ -12,7 +12,7 @@ import torch
 
 from onnx_attnfuse.training import ORTModule
 from onnx_attnfuse.training.ortmodule import newer_torch
-from onnx_attnfuse.training.ortmodule.installed import ortmodule
+from onnx_attnfuse.training.ortmodule.newer_torch import ortmodule
 from tests.training.modules import CASES
 from tests.training.ortmodule.steps import assert_same, step
 

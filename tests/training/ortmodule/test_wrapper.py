@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from onnx_attnfuse.training import ORTModule, Policy, disable, enable
-from onnx_attnfuse.training.ortmodule.installed import ortmodule
+from onnx_attnfuse.training.ortmodule.newer_torch import ortmodule
 from tests.training.modules import CASES
 from tests.training.ortmodule.steps import assert_same, step
 
