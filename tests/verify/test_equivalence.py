@@ -293,3 +293,33 @@ def test_large_scores_are_no_difference_by_the_order_of_their_sums(scale: str, v
     inputs = ", ".join(f"{{type}}[2, 64, 8192] {name}" for name in "qkv")
     verdict = judged(graph(LONG_SUMS.format(scale=scale, values=values), inputs=inputs))
     assert verdict.equal == equal, verdict.detail
+
+
+GATED = """
+    shift = Constant<value_float = {old}>()
+    far = Add(q, shift)
+    share = Sigmoid(far)
+    old = Mul(v, share)
+    shift2 = Constant<value_float = {new}>()
+    far2 = Add(q, shift2)
+    near = Neg(far2)
+    power = Exp(near)
+    unit = Constant<value_float = 1.0>()
+    whole = Add(power, unit)
+    share2 = Reciprocal(whole)
+    new = Mul(v, share2)
+"""
+TWICE = GATED.replace("share = Sigmoid(far)", "shareless = Neg(far)\n    grown = Exp(shareless)\n    share = Reciprocal(grown)")
+
+
+@pytest.mark.parametrize(
+    ("text", "old", "new", "equal"),
+    [
+        pytest.param(GATED, "-15.0", "-15.0", True, id="a Sigmoid far below 0, which ONNX Runtime computes with a fixed error"),
+        pytest.param(GATED, "-6.0", "-6.01", False, id="a Sigmoid of another value"),
+        pytest.param(TWICE, "-15.0", "-15.01", False, id="as small a share without a Sigmoid"),
+    ],
+)
+def test_the_error_of_a_sigmoid_is_no_difference(text: str, old: str, new: str, equal: bool) -> None:
+    verdict = judged(graph(text.format(old=old, new=new), inputs=SQUARE))
+    assert verdict.equal == equal, verdict.detail
