@@ -2,10 +2,10 @@
 
     where(hidden, scores - 1e9, scores)           is    scores + where(hidden, 0 - 1e9, 0)        Keras
     reduce_sum(q[:, :, None] * k[:, None])        is    einsum("bsh,bth->bst", q, k)
-    Pad(scores, one column of c)                  is    Concat(scores, c)                         a sink that is one number
     weights @ v1, weights @ v2                    is    Split(weights @ Concat(v1, v2))           values in two parts
     (weights - others) @ v                        is    weights @ v - others @ v                  differential attention
     q @ k1, q @ k2 side by side                   is    q @ Concat(k1, k2)                        see `key_blocks`
+    Pad(scores, one column of c)                  is    Concat(scores, c)                         see `sinks`
 
 Scores get a normal form: a multiple of the product of queries and keys, and a bias, whatever nodes compute them. Those between
 product and softmax are executed symbolically. Where each case of the result is `factor · product + rest`, the same nodes give
@@ -43,15 +43,13 @@ from onnx_attnfuse.certify.terms import (
 )
 from onnx_attnfuse.fusion.enabling.key_blocks import below, with_blocks_joined
 from onnx_attnfuse.fusion.enabling.rule import EnablingChange
+from onnx_attnfuse.fusion.enabling.sinks import with_column_joined, with_factor_inside
 from onnx_attnfuse.graph.assumptions import AssumptionName
 from onnx_attnfuse.graph.build import Builder
-from onnx_attnfuse.graph.constants import attribute, attributes, given, is_constant, is_standard
+from onnx_attnfuse.graph.constants import attributes, given, is_constant, is_standard
 from onnx_attnfuse.graph.dtypes import FLOATS
 from onnx_attnfuse.graph.facts import Facts
-from onnx_attnfuse.graph.facts_view import broadcast
 from onnx_attnfuse.graph.ops import ELEMENTWISE, REARRANGES, REPEATS
-from onnx_attnfuse.graph.rules.reading import int_list
-from onnx_attnfuse.graph.sizes import Dim
 from onnx_attnfuse.graph.thresholds import MASKS, ORDINARY
 from onnx_attnfuse.graph.uses import is_read_once
 
@@ -98,25 +96,6 @@ def with_plain_scores(scores: ir.Value, builder: Builder) -> EnablingChange | No
     with aside():
         found = (_rewritten(scores, product, builder) for product in _products(scores, builder.facts))
         return next((change for change in found if change is not None), None)
-
-
-def with_factor_inside(weights: ir.Value, builder: Builder) -> EnablingChange | None:
-    """A factor of the rows of a result as one of the weights, where a sink is read by it."""
-    facts, dims = builder.facts, builder.facts.dims(weights)
-    for product in [node for node, place in weights.uses() if is_standard(node, "MatMul") and place == 0]:
-        plain, (_, values) = product.outputs[0], product.inputs
-        users = [node for node, _ in plain.uses()]
-        if len(users) != 1 or not is_standard(users[0], "Mul") or facts.dims(users[0].outputs[0]) != facts.dims(plain):
-            continue
-        factor = next((item for item in users[0].inputs if item is not plain), None)
-        lengths = None if factor is None else facts.dims(factor)
-        if factor is None or values is None or not lengths or lengths[-1] != 1 or broadcast([lengths, dims]) != dims:
-            continue
-        builder.at(users[0])
-        weighed = builder.elementwise("Mul", [weights, factor])
-        result = builder.node("MatMul", [weighed, values])
-        return EnablingChange(((users[0].outputs[0], result),), (weights, values, factor))
-    return None
 
 
 def _products(scores: ir.Value, facts: Facts) -> Iterator[_Product]:
@@ -296,26 +275,6 @@ def _copied(nodes: Sequence[ir.Node], product: ir.Value, scores: ir.Value, build
     return made[scores]
 
 
-def with_column_joined(softmax: Softmax, builder: Builder) -> EnablingChange | None:
-    """One column that scores are padded by, joined to them."""
-    padded, facts = softmax.scores, builder.facts
-    node = padded.producer()
-    scores = given(node, 0) if is_standard(node, "Pad") else None
-    dims, pads = None if scores is None else facts.dims(scores), None if node is None else int_list(node, 1, "pads", facts)
-    if node is None or scores is None or dims is None or pads is None or attribute(node, "mode", "constant") != "constant":
-        return None
-    axis, rank = softmax.axis % len(dims), len(dims)
-    columns = [place for place, pad in enumerate(pads) if pad != 0]
-    if len(pads) != 2 * rank or columns not in ([axis], [axis + rank]) or pads[columns[0]] != 1 or given(node, 3) is not None:
-        return None
-    number = given(node, 2) or builder.scalar(0.0, facts.dtype(scores))
-    lengths: list[Dim] = [1 if place == axis else dim for place, dim in enumerate(dims)]
-    sink = builder.expand(number, lengths, [True] * rank)
-    parts = [sink, scores] if columns == [axis] else [scores, sink]
-    joined = builder.node("Concat", parts, {"axis": axis})
-    return EnablingChange(((padded, joined),), (scores,))
-
-
 def with_values_joined(softmax: Softmax, builder: Builder) -> EnablingChange | None:
     """The products of one attention's weights with several values as one product with all of them."""
     facts = builder.facts
@@ -371,7 +330,7 @@ def with_terms_apart(softmax: Softmax, builder: Builder) -> EnablingChange | Non
 
 REWRITES: tuple[Callable[[Softmax, Builder], EnablingChange | None], ...] = (
     lambda softmax, builder: with_plain_scores(softmax.scores, builder),
-    lambda softmax, builder: with_factor_inside(softmax.weights, builder),
+    with_factor_inside,
     with_column_joined,
     with_values_joined,
     with_terms_apart,
