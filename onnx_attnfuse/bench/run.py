@@ -33,7 +33,7 @@ from onnx_attnfuse.reasons import Reason, Refused
 from onnx_attnfuse.report.model import Report
 from onnx_attnfuse.verify.compare_models import verify_models
 from onnx_attnfuse.verify.options import Trials
-from onnx_attnfuse.verify.runtime import available
+from onnx_attnfuse.verify.runtime import INSTALL, available
 from onnx_attnfuse.verify.subgraph import extract
 from onnx_attnfuse.verify.submodel import Submodel
 from onnx_attnfuse.verify.verdict import Verification
@@ -200,7 +200,7 @@ class Bench:
 
 def _check_runtime() -> None:
     if not available():
-        raise MissingDependencyError("measuring needs onnxruntime; run pip install 'onnx-attnfuse[cpu]'")
+        raise MissingDependencyError(f"measuring needs onnxruntime; {INSTALL}")
 
 
 def _in_one_buffer(contender: Contender, report: Report, inputs: Sample) -> Contender:

@@ -9,7 +9,7 @@ from onnx_attnfuse.kernels import providers
 from onnx_attnfuse.kernels.device import resolve
 from onnx_attnfuse.options import CachePolicy, CacheType, Options
 from onnx_attnfuse.targets import packed
-from onnx_attnfuse.verify.runtime import available
+from onnx_attnfuse.verify.runtime import INSTALL, available
 
 
 def check_options(options: Options) -> None:
@@ -70,7 +70,7 @@ def _check_quantised(options: Options) -> None:
         remedy = "write one with numpy.savez, arrays by the names of the model's inputs"
         raise OptionError(f"{options.calibrate} is not there; {remedy}")
     if not available():
-        remedy = "run pip install 'onnx-attnfuse[cpu]', or leave --kv-cache out"
+        remedy = f"{INSTALL}, or leave --kv-cache out"
         raise MissingDependencyError(f"scales of a quantised cache are measured with onnxruntime; {remedy}")
 
 

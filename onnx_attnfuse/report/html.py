@@ -101,7 +101,7 @@ def check_installed() -> None:
     missing = [name for module, name in _NEEDED.items() if importlib.util.find_spec(module) is None]
     if missing:
         raise MissingDependencyError(
-            f"the report as a page needs {' and '.join(missing)}; run pip install 'onnx-attnfuse[report]', or write it as .json"
+            f"the report as a page needs {' and '.join(missing)}; run pip install 'onnx-attnfuse[report]'"
         )
 
 

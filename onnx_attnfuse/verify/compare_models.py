@@ -25,7 +25,7 @@ from onnx_attnfuse.verify.input_kinds import as_its_kind, kinds, slot_of
 from onnx_attnfuse.verify.inputs import Array, InputCase, Pattern, case_groups, describe, feeds
 from onnx_attnfuse.verify.model_session import Source, check_interfaces, first_divergence, read, session
 from onnx_attnfuse.verify.options import Trials
-from onnx_attnfuse.verify.runtime import Operators, PieceSession, Reference, RuntimeRefusal, available, is_dangerous
+from onnx_attnfuse.verify.runtime import INSTALL, Operators, PieceSession, Reference, RuntimeRefusal, available, is_dangerous
 from onnx_attnfuse.verify.shape_solver import Equalities, Values
 from onnx_attnfuse.verify.subgraph import reach_of
 from onnx_attnfuse.verify.subprocess_runner import ProcessDied
@@ -109,7 +109,7 @@ def verify_models(first: Source, second: Source, trials: Trials | None = None) -
         OptionError: A dimension is named that no input has, or a number is out of bounds.
     """
     if not available():
-        raise MissingDependencyError("comparing models needs onnxruntime; run pip install 'onnx-attnfuse[cpu]'")
+        raise MissingDependencyError(f"comparing models needs onnxruntime; {INSTALL}")
     trials = trials or Trials()
     _check_trials(trials)
     models = read(first), read(second)

@@ -13,6 +13,7 @@ import importlib
 import importlib.util
 import pathlib
 import re
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
@@ -53,6 +54,8 @@ _QUOTIENTS = frozenset(["Div", "Mod"])
 _TRAPS = (0, -1)
 """Divisors that trap: anything by 0, which newer runtimes refuse, and the lowest number by -1."""
 _READ = 1 << 20
+INSTALL = "run pip install 'onnx-attnfuse[cpu]'" if sys.version_info >= (3, 11) else "use Python 3.11 or newer"
+"""The remedy for a missing onnxruntime."""
 
 
 def available() -> bool:

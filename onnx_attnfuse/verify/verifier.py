@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib.util
 import pathlib
 import time
 from collections.abc import Callable, Generator, Iterable, Sequence
@@ -19,6 +18,7 @@ from onnx_attnfuse.graph.scopes import Scope
 from onnx_attnfuse.kernels.device import resolve
 from onnx_attnfuse.options import Options
 from onnx_attnfuse.reasons import Refused
+from onnx_attnfuse.verify.runtime import INSTALL, available
 from onnx_attnfuse.verify.verdict import Verified
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 _EVIDENCE = pathlib.Path("attnfuse-evidence")
 _SITE = "verify"
 """The step that is taken once for each attention; fusing counts these."""
-NOT_VERIFIED = "nothing was verified: onnxruntime is not installed; run pip install 'onnx-attnfuse[cpu]'"
+NOT_VERIFIED = f"nothing was verified: onnxruntime is not installed; {INSTALL}"
 """The note of a run that would verify by default, and cannot."""
 
 
@@ -84,7 +84,7 @@ class Verifier:
         """How long judging took, and whatever else the run times."""
         self.doubted: set[ir.Node] = set()
         """Nodes that patterns which are not built in have read: rewrites of these are verified at every level."""
-        self.doubts = self.level != "none" or (doubts and importlib.util.find_spec("onnxruntime") is not None)
+        self.doubts = self.level != "none" or (doubts and available())
         """Whether rewrites of such patterns are verified."""
         self.believed: list[str] = []
         """Places of such patterns that could not be judged, at level none, and why."""
@@ -251,15 +251,12 @@ def verification_level(options: Options) -> str:
         MissingDependencyError: Judging was asked for and onnxruntime is absent.
         OptionError: The choice does not exist.
     """
-    available = importlib.util.find_spec("onnxruntime") is not None
     if options.verify is None:
-        return "sites" if available else "none"
+        return "sites" if available() else "none"
     if options.verify not in {"none", "sites", "model"}:
         raise OptionError(f"verify is {options.verify!r}; choose none, sites or model")
-    if options.verify != "none" and not available:
-        raise MissingDependencyError(
-            "verification needs onnxruntime; run pip install 'onnx-attnfuse[cpu]', or pass --verify none"
-        )
+    if options.verify != "none" and not available():
+        raise MissingDependencyError(f"verification needs onnxruntime; {INSTALL}, or pass --verify none")
     return options.verify
 
 

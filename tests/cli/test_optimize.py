@@ -393,6 +393,6 @@ def test_a_page_that_cannot_be_made_is_refused_first(
     find_spec = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "jinja2" else find_spec(name))
     assert main(["optimize", str(model), "--report", "report.html"]) == 2
-    message = "the report as a page needs Jinja2; run pip install 'onnx-attnfuse[report]', or write it as .json"
+    message = "the report as a page needs Jinja2; run pip install 'onnx-attnfuse[report]'"
     assert capsys.readouterr() == ("", f"Error: {message}\n")
     assert names(model) == {"model.onnx"}

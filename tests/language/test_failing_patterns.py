@@ -165,10 +165,7 @@ def test_what_a_reader_makes_of_a_site_is_verified_whatever_is_verified(verify: 
 
 
 def test_where_nothing_can_verify_it_one_line_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    def absent(name: str) -> None:
-        """No package of any name is found."""
-
-    monkeypatch.setattr("onnx_attnfuse.verify.verifier.importlib.util.find_spec", absent)
+    monkeypatch.setattr("onnx_attnfuse.verify.verifier.available", lambda: False)
     line = "rewrites by user patterns are not verified: onnxruntime is not installed"
     report = onnx_attnfuse.optimize(parsed(ATTENTION), patterns=(doubled,), verify="none").report
     assert line in report.notes

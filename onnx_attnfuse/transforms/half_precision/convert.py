@@ -25,7 +25,7 @@ from onnx_attnfuse.transforms.half_precision.keep_float32 import Islands, find_i
 from onnx_attnfuse.transforms.half_precision.options import Conversion
 from onnx_attnfuse.verify.compare_models import verify_models
 from onnx_attnfuse.verify.input_kinds import kinds
-from onnx_attnfuse.verify.runtime import available
+from onnx_attnfuse.verify.runtime import INSTALL, available
 from onnx_attnfuse.verify.verdict import Verification
 
 _DTYPES = {"float16": ir.DataType.FLOAT16, "bfloat16": ir.DataType.BFLOAT16}
@@ -73,9 +73,7 @@ def verified(before: str | ir.Model, model: ir.Model, conversion: Conversion) ->
     if conversion.verify not in {None, "none", "model"}:
         raise OptionError(f"verify is {conversion.verify!r}; choose none or model")
     if conversion.verify == "model" and not available():
-        raise MissingDependencyError(
-            "verification needs onnxruntime; run pip install 'onnx-attnfuse[cpu]', or pass --verify none"
-        )
+        raise MissingDependencyError(f"verification needs onnxruntime; {INSTALL}, or pass --verify none")
     report = convert(model, conversion)
     if conversion.verify == "none" or not available():
         return report
