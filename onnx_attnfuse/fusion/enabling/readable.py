@@ -5,6 +5,7 @@
     weights @ v1, weights @ v2                    is    Split(weights @ Concat(v1, v2))           values in two parts
     (weights - others) @ v                        is    weights @ v - others @ v                  differential attention
     q @ k1, q @ k2 side by side                   is    q @ Concat(k1, k2)                        see `key_blocks`
+    q1 @ k1 + q2 @ k2                             is    Concat(q1, q2) @ Concat(k1, k2)           see `summed_products`
     Pad(scores, one column of c)                  is    Concat(scores, c)                         see `sinks`
 
 Scores get a normal form: a multiple of the product of queries and keys, and a bias, whatever nodes compute them. Those between
@@ -44,6 +45,7 @@ from onnx_attnfuse.certify.terms import (
 from onnx_attnfuse.fusion.enabling.key_blocks import below, with_blocks_joined
 from onnx_attnfuse.fusion.enabling.rule import EnablingChange
 from onnx_attnfuse.fusion.enabling.sinks import with_column_joined, with_factor_inside
+from onnx_attnfuse.fusion.enabling.summed_products import with_products_joined
 from onnx_attnfuse.graph.assumptions import AssumptionName
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.constants import attributes, given, is_constant, is_standard
@@ -335,5 +337,6 @@ REWRITES: tuple[Callable[[Softmax, Builder], EnablingChange | None], ...] = (
     with_values_joined,
     with_terms_apart,
     with_blocks_joined,
+    with_products_joined,
 )
 """Rewrites tried in sequence until an attention can be read."""
