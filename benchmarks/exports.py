@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import io
-import logging
 import pathlib
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -20,6 +18,8 @@ import click
 import torch
 from torch import nn
 from torch.nn import functional
+
+from benchmarks.harness import quietly, tried
 
 LAYERS, WINDOW = 4, 256
 KINDS = ("none", "causal", "padding", "padding_causal", "window", "alibi", "t5")
@@ -121,25 +121,16 @@ def jobs(family: str, folder: pathlib.Path) -> dict[str, Callable[[], pathlib.Pa
     }
 
 
-def quiet() -> None:
-    """Leaves out what exporters print."""
-    warnings.filterwarnings("ignore")
-    logging.disable(logging.WARNING)
-
-
 @click.command()
 @click.argument("family", type=click.Choice(["attention", "whole"]))
 @click.argument("folder", type=pathlib.Path)
 @click.option("--only", default="", help="A part of the names.")
 def main(family: str, folder: pathlib.Path, only: str) -> None:
     """Exports the models of a family."""
-    quiet()
-    for name, make in jobs(family, folder).items():
-        if only in name:
-            try:
-                click.echo(make().name)
-            except Exception as error:  # noqa: BLE001 - the others are exported all the same
-                click.echo(f"{name}: {' '.join(str(error).split())[:300]}", err=True)
+    with quietly():
+        for name, make in jobs(family, folder).items():
+            if only in name:
+                click.echo(f"{name}: {tried(make)}")
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ does nothing else.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import pathlib
 import statistics
 import time
@@ -19,10 +20,9 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import onnx_attnfuse
-from benchmarks.exports import quiet
 from benchmarks.genai import folders, runs
 from benchmarks.genai.architectures import Decoder
-from benchmarks.harness import Benchmark, Race, Setting, command
+from benchmarks.harness import Benchmark, Cells, Row, Setting, command
 
 _TOKENS = {"pad_token_id": runs.PAD, "bos_token_id": runs.EOS, "eos_token_id": runs.EOS, "tie_word_embeddings": False}
 _LENGTH, _LOADS = 1024, 5
@@ -45,6 +45,13 @@ def _llama(layers: int, hidden: int, inner: int, vocabulary: int) -> Decoder:
 
 SIZES = {"large": _llama(8, 1024, 2816, 16000), "small": _llama(4, 512, 1408, 8000)}
 PROMPT, STEPS = {"small": 256, "large": 128}, {"small": 64, "large": 32}
+MODELS = (
+    "builder of onnxruntime-genai",
+    "attnfuse --cache shared",
+    "the same with --padding assume-right",
+    "attnfuse, growing cache",
+    "export as it is, growing cache",
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,8 +62,10 @@ class Speed:
     rate: float
 
 
-def contenders(decoder: Decoder, folder: pathlib.Path) -> dict[str, pathlib.Path]:
+@functools.cache
+def contenders(size: str, setting: Setting) -> dict[str, pathlib.Path]:
     """The folders to run, by what they are called."""
+    decoder, folder = SIZES[size], setting.folder / "genai_speed" / size
     config = folders.source(decoder, folder / "transformers")
     export = folders.exported(decoder, "dyn18", folder / "dyn18.onnx")
     fused = folder / "fused.onnx"
@@ -66,13 +75,9 @@ def contenders(decoder: Decoder, folder: pathlib.Path) -> dict[str, pathlib.Path
     folders.shared(export, config, right, "--padding", "assume-right")
     if not built.exists():
         folders.built(config, built)
-    return {
-        "builder of onnxruntime-genai": built,
-        "attnfuse --cache shared": shared,
-        "the same with --padding assume-right": right,
-        "attnfuse, growing cache": folders.growing(decoder, fused, config, folder / "fused"),
-        "export as it is, growing cache": folders.growing(decoder, export, config, folder / "growing"),
-    }
+    growing = folders.growing(decoder, fused, config, folder / "fused")
+    plain = folders.growing(decoder, export, config, folder / "growing")
+    return dict(zip(MODELS, (built, shared, right, growing, plain), strict=True))
 
 
 def measured(genai: runs.Genai, prompt: list[int], steps: int, clock: Callable[[], float]) -> Speed:
@@ -86,15 +91,17 @@ def measured(genai: runs.Genai, prompt: list[int], steps: int, clock: Callable[[
     return Speed(first - start, (steps - 1) / (clock() - first))
 
 
-def measure(race: Race, setting: Setting) -> Mapping[str, str]:
+@functools.cache
+def speeds(size: str, setting: Setting) -> dict[str, list[Speed]]:
     """Rounds with models that are loaded several times, each time beginning with another."""
-    names, found = list(race.variants), {name: list[Speed]() for name in race.variants}
+    found: dict[str, list[Speed]] = {name: [] for name in MODELS}
     for load in range(1 if setting.quick else _LOADS):
-        first = load * 2 % len(names)
-        loaded = {name: race.variants[name]() for name in [*names[first:], *names[:first]]}
-        for name, speeds in _rounds(loaded, race.truth, setting).items():
-            found[name] += speeds
-    return {name: _cell(speeds, found[names[0]]) for name, speeds in found.items()}
+        first = load * 2 % len(MODELS)
+        order, given = [*MODELS[first:], *MODELS[:first]], contenders(size, setting)
+        loaded = {name: runs.Genai(given[name], setting.threads or None) for name in order}
+        for name, rounds in _rounds(loaded, size, setting).items():
+            found[name] += rounds
+    return found
 
 
 def _rounds(loaded: Mapping[str, runs.Genai], size: str, setting: Setting) -> dict[str, list[Speed]]:
@@ -110,30 +117,33 @@ def _rounds(loaded: Mapping[str, runs.Genai], size: str, setting: Setting) -> di
     return found
 
 
-def _cell(speeds: list[Speed], first: list[Speed]) -> str:
-    rate, prompt = (statistics.median(getattr(item, field) for item in speeds) for field in ("rate", "prompt"))
-    faster = statistics.median(one.rate / other.rate for one, other in zip(speeds, first, strict=True))
-    sooner = statistics.median(other.prompt / one.prompt for one, other in zip(speeds, first, strict=True))
-    return f"{rate:.0f} ({faster:.2f}), {prompt * 1e3:.0f} ({sooner:.2f})"
+def measure(size: str, name: str, setting: Setting) -> Cells:
+    """Medians of all rounds."""
+    found = speeds(size, setting)
+    pairs = list(zip(found[name], found[MODELS[0]], strict=True))
+    return {
+        "tokens/s": f"{statistics.median(item.rate for item, _ in pairs):.0f}",
+        "× tokens/s": f"{statistics.median(item.rate / first.rate for item, first in pairs):.2f}",
+        "prompt ms": f"{1e3 * statistics.median(item.prompt for item, _ in pairs):.0f}",
+        "× prompt": f"{statistics.median(first.prompt / item.prompt for item, first in pairs):.2f}",
+        "operators": folders.operators(contenders(size, setting)[name]),
+    }
 
 
-def races(setting: Setting) -> Iterator[Race]:
-    """A row for each size."""
-    quiet()
+def rows(setting: Setting) -> Iterator[Row]:
+    """A row for each size and model."""
     for size, decoder in setting.some(list(SIZES.items())):
-        given = contenders(decoder, setting.folder / "genai_speed" / size)
-        load: dict[str, Callable[[], Any]] = {
-            name: lambda folder=folder: runs.Genai(folder, setting.threads or None) for name, folder in given.items()
-        }
-        what = f"{decoder.layers} layers, {decoder.settings['hidden_size']} channels, {decoder.settings['vocab_size']} tokens"
-        yield Race(f"{size}: {what}; {PROMPT[size]} tokens, then {STEPS[size]} more", load, size)
+        what = f"{size}: {decoder.layers} layers, {decoder.settings['hidden_size']} channels"
+        for name in MODELS:
+            yield Row((what, str(setting.threads or "all"), name), functools.partial(measure, size, name))
 
 
-NOTE = """\
-Llamas with heads of 64 channels, half as many of keys, exported by dynamo at opset 18, one sequence. A cell has tokens a second
-and milliseconds of the prompt, each with how many times as fast that is as the model builder's model of the same weights: medians
-of all rounds, of models that are loaded several times."""
-BENCHMARK = Benchmark("Tokens per second in onnxruntime-genai, on a CPU", races, NOTE, measure)
+NOTE = f"""\
+Llamas with heads of 64 channels, half as many of keys, exported by dynamo at opset 18, one sequence: prompts of {PROMPT}
+tokens, and {STEPS} more. Medians of all rounds, of models that are loaded several times; × is how many times as fast it is
+as the model builder's model of the same weights."""
+HEADS = ("size", "threads", "model")
+BENCHMARK = Benchmark("Tokens per second in onnxruntime-genai, on a CPU", rows, NOTE, HEADS)
 main = command("genai_speed", BENCHMARK, provider="cpu", threads=1, rounds=5)
 
 if __name__ == "__main__":

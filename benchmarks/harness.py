@@ -1,8 +1,8 @@
 """What all benchmarks share: variants that take turns, ratios within a run, checks of results, and a page of Markdown.
 
-A benchmark is declared: `Benchmark(title, races)`, where `races` yields a `Race` for each row, with a maker for each variant. The
-first variant is what the others are compared with. `command` makes a command of one benchmark, or of the modules of a folder; its
-exit status is 1 where a cell begins with `WRONG`.
+A benchmark is declared: `Benchmark(title, rows)`, where `rows` yields a `Row`, or a `Race` of variants; others are compared with
+the first. `command` makes a command of one benchmark, or of the modules of a folder; its exit status is 1 where a cell begins
+with `WRONG`.
 """
 
 # pyright: basic, reportMissingTypeStubs=false
@@ -12,17 +12,17 @@ import contextlib
 import dataclasses
 import importlib
 import importlib.metadata
-import json
 import logging
 import math
 import os
 import pathlib
 import platform
+import shlex
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -36,59 +36,55 @@ from onnx import numpy_helper
 PROVIDERS = {"cuda": "CUDAExecutionProvider", "cpu": "CPUExecutionProvider"}
 WRONG = "WRONG"
 _PACKAGES = ("torch", "transformers", "onnxruntime-gpu", "onnxruntime", "onnxruntime-genai", "onnxscript", "openvino")
-_DISTINCT, _WARM, _READABLE, _SOME = 65537, 3, 160, 5
-_KERNEL_LOG = "ORT_ENABLE_ATTENTION_KERNEL_DEBUG_INFO"
+_WARM, _READABLE, _SOME = 3, 160, 5
 _ONNX_TYPES = {"float32": 1, "int32": 6, "int64": 7, "bool": 9, "float16": 10, "bfloat16": 16}
 
 
 @contextlib.contextmanager
 def quietly(level: int = logging.WARNING) -> Iterator[None]:
-    """Drops records of a level and below, and lets tools log again afterwards."""
+    """Drops warnings, and records of a level and below, and lets tools log again afterwards."""
     before = logging.root.manager.disable
     logging.disable(level)
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
     finally:
         logging.disable(before)
 
 
+def _option(default: Any, words: str, kind: Any = None) -> Any:
+    """A field that is an option of the command, too."""
+    return dataclasses.field(default=default, metadata={"help": words, "type": kind})
+
+
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """Where and how long a benchmark runs.
+    """Where and how long a benchmark runs, as its command is asked."""
 
-    Attributes:
-        quick: The smallest sizes only, to see that it works.
-        seconds: Rounds of a row end then.
-        threads: Of a CPU; with 1 the time that the process computed counts, so that other work changes little. 0: all.
-        folder: For models.
-        kernels: Prints the kernels of each variant that take longest, too.
-        arch: Of the GPU that models are written for.
-        given: Sizes, such as `8x512x12x64,4x2048x32x128`, in the place of the benchmark's own.
-        only: A part of the labels of rows that are measured.
-        columns: Names of the variants that are measured, with semicolons, the one that others are compared with first.
-    """
-
-    provider: str = "cuda"
-    quick: bool = False
-    rounds: int = 30
-    seconds: float = math.inf
-    threads: int = 0
-    folder: pathlib.Path = pathlib.Path("build/benchmarks")
-    kernels: bool = False
-    arch: str = "sm90"
-    given: str = ""
-    only: str = ""
-    columns: str = ""
+    provider: str = _option("cuda", "What models run on.", click.Choice(sorted(PROVIDERS)))
+    quick: bool = _option(False, "The smallest sizes and three rounds, to see that it works.")
+    rounds: int = _option(30, "In each of them all variants run once.")
+    seconds: float = _option(math.inf, "Rounds of a row end then, after five at the earliest.")
+    threads: int = _option(
+        0, "Of a CPU, 0 for all; with 1 the time that the process computed counts, so that other work changes little."
+    )
+    folder: pathlib.Path = _option(pathlib.Path("build/benchmarks"), "For models.", pathlib.Path)  # noqa: RUF009
+    kernels: bool = _option(False, "Print the kernels that take longest, too; needs torch with a GPU.")
+    arch: str = _option("sm90", "Of the GPU that models are written for.")
+    sizes: str = _option("", "Such as 8x512x12x64, with commas; in the place of the benchmark's own.")
+    only: str = _option("", "A part of the labels of rows.")
+    columns: str = _option("", "Names of variants, with semicolons; others are compared with the first.")
 
     @property
     def cuda(self) -> bool:
         """Whether there is a GPU."""
         return self.provider == "cuda"
 
-    def sizes(self, known: Sequence[tuple[int, ...]]) -> Sequence[Any]:
+    def sizes_or(self, known: Sequence[tuple[int, ...]]) -> Sequence[Any]:
         """The sizes to measure."""
-        if self.given:
-            return [tuple(map(int, size.split("x"))) for size in self.given.split(",")]
+        if self.sizes:
+            return [tuple(map(int, size.split("x"))) for size in self.sizes.split(",")]
         return self.some(known[:-1] if not self.quick else known)
 
     def some(self, values: Sequence[Any]) -> Sequence[Any]:
@@ -96,9 +92,26 @@ class Setting:
         return values[-1:] if self.quick else values
 
 
+Cells = Mapping[str, str]
+"""What a row says, by column."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """A row of a page.
+
+    Attributes:
+        label: What the row is about; several words are columns.
+        measure: Gives its cells.
+    """
+
+    label: str | tuple[str, ...]
+    measure: Callable[[Setting], Cells]
+
+
 @dataclasses.dataclass(frozen=True)
 class Race:
-    """A row: variants that take turns.
+    """A row of variants that take turns.
 
     Attributes:
         label: What the row is about.
@@ -109,25 +122,49 @@ class Race:
     """
 
     label: str
-    variants: Mapping[str, Callable[[], Any]]
-    truth: Any = None
+    variants: Mapping[str, Callable[[], Callable[[], object]]]
+    truth: np.ndarray[Any, Any] | None = None
     each: int = 1
     single: bool = False
+
+    def measure(self, setting: Setting) -> Cells:
+        """Milliseconds, how many times as fast, and how far the result is from the truth; what fails is a result."""
+        ready, shown = dict[str, Any](), dict[str, str]()
+        chosen = setting.columns.split(";") if setting.columns else list(self.variants)
+        for name in [name for name in chosen if name in self.variants]:
+            try:
+                ready[name] = self.variants[name]()
+                ready[name]()
+            except Exception as error:  # noqa: BLE001, PERF203 - a failure is a result
+                shown[name] = f"failed: {one_line(error)}"
+                ready.pop(name, None)
+        results = {name: run.output() if hasattr(run, "output") else None for name, run in ready.items()}
+        truth = next(iter(results.values()), None) if self.truth is None else self.truth
+        clock = time.process_time if setting.threads == 1 else time.perf_counter
+        timed = in_turns(ready, 3 if setting.quick else setting.rounds, clock=clock, seconds=setting.seconds)
+        if setting.kernels:
+            for name, run in ready.items():
+                click.echo(f"{self.label}, {name}: {profiled(run)}", err=True)
+        for name, found in timed.items():
+            far = apart(results[name], truth, some=self.truth is not None, single=self.single)
+            parts = [f"{found.ms / self.each:.4g} ({found.gain:.2f})", "" if far is None else f"{far:.0e}"]
+            shown[name] = " ".join(filter(None, [*parts, getattr(ready[name], "words", "")]))
+        return {name: shown[name] for name in chosen if name in shown}
 
 
 @dataclasses.dataclass(frozen=True)
 class Benchmark:
-    """A page: rows of races.
+    """A page: its rows.
 
     Attributes:
         note: A paragraph below the title.
-        measure: Gives the cell of each variant of a race; by default times and differences.
+        heads: The columns of labels.
     """
 
     title: str
-    races: Callable[[Setting], Iterator[Race]]
-    note: str = ""
-    measure: Callable[[Race, Setting], Mapping[str, str]] | None = None
+    rows: Callable[[Setting], Iterator[Row | Race]]
+    note: str = "Milliseconds (times as fast as the first form), and the largest difference as a part of the result."
+    heads: tuple[str, ...] = ("",)
 
 
 def model(text: str, ends: str, arrays: Mapping[str, Any], opset: int = 20) -> bytes:
@@ -136,12 +173,6 @@ def model(text: str, ends: str, arrays: Mapping[str, Any], opset: int = 20) -> b
     made = onnx.parser.parse_model(f"{head} benchmark {ends} {{ {text} }}")
     made.graph.initializer.extend(numpy_helper.from_array(np.asarray(array), name) for name, array in arrays.items())
     return made.SerializeToString()
-
-
-def numbers(shape: Sequence[int], dtype: Any, scale: float = 1.0, seed: int = 0) -> Any:
-    """Random numbers; a few of them over and over, as there may be millions."""
-    drawn = np.random.default_rng(seed).standard_normal(_DISTINCT, np.float32) * np.float32(scale)
-    return np.resize(drawn.astype(dtype), tuple(shape))
 
 
 class Bound:
@@ -246,46 +277,17 @@ def apart(found: Any, truth: Any, *, some: bool = False, single: bool = False) -
     return float(np.nanmax(np.abs(wide - other), initial=0) / max(float(np.nanmax(np.abs(other), initial=0)), 1e-30))
 
 
-def raising(error: str) -> Any:
-    """Fails as what should be measured has failed.
-
-    Raises:
-        RuntimeError: Always.
-    """
-    raise RuntimeError(error)
-
-
 def one_line(error: BaseException | str) -> str:
     """An error for a cell of a table."""
     return " ".join(str(error).split())[:_READABLE].replace("|", "/") or type(error).__name__
 
 
-def cells(race: Race, setting: Setting) -> dict[str, str]:
-    """Milliseconds, how many times as fast, and how far the result is from the truth; what fails is a result."""
-    ready: dict[str, Any] = {}
-    failed: dict[str, str] = {}
-    for name, make in race.variants.items():
-        try:
-            ready[name] = make()
-            ready[name]()
-        except Exception as error:  # noqa: BLE001, PERF203 - a failure is a result
-            failed[name] = f"failed: {one_line(error)}"
-            ready.pop(name, None)
-    results = {name: run.output() if hasattr(run, "output") else None for name, run in ready.items()}
-    truth = next(iter(results.values()), None) if race.truth is None else race.truth
-    clock = time.process_time if setting.threads == 1 else time.perf_counter
-    timed = in_turns(ready, 3 if setting.quick else setting.rounds, clock=clock, seconds=setting.seconds)
-    if setting.kernels:
-        for name, run in ready.items():
-            click.echo(f"{race.label}, {name}: {profiled(run)}", err=True)
-    shown: dict[str, str] = {}
-    for name, found in timed.items():
-        far = apart(results[name], truth, some=race.truth is not None, single=race.single)
-        words = getattr(ready[name], "words", "")
-        shown[name] = (
-            f"{found.ms / race.each:.4g} ({found.gain:.2f})" + ("" if far is None else f" {far:.0e}") + f" {words}" * bool(words)
-        )
-    return {name: failed.get(name) or shown[name] for name in race.variants}
+def tried(make: Callable[[], object]) -> str:
+    """What a call gives, or why it fails, for a cell of a table."""
+    try:
+        return str(make())
+    except Exception as error:  # noqa: BLE001 - a failure is a result
+        return one_line(error)
 
 
 def profiled(run: Callable[[], object]) -> str:
@@ -318,57 +320,49 @@ def table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
 
 def page(benchmark: Benchmark, setting: Setting, words: str, to: pathlib.Path | None = None) -> str:
     """Measures all rows, and gives the page; it is written after each row."""
-    text, found = "", dict[str, Mapping[str, str]]()
-    note = benchmark.note or "Milliseconds (times as fast as the first form), and the largest difference as a part of the result."
-    for race in benchmark.races(setting):
-        if setting.only not in race.label:
+    text, found = "", dict[tuple[str, ...], Cells]()
+    for row in benchmark.rows(setting):
+        label = (row.label,) if isinstance(row.label, str) else row.label
+        if setting.only not in ", ".join(label):
             continue
-        if setting.columns and race.variants:
-            chosen = {name: race.variants[name] for name in setting.columns.split(";") if name in race.variants}
-            race = dataclasses.replace(race, variants=chosen)  # noqa: PLW2901
-        found[race.label] = (benchmark.measure or cells)(race, setting)
-        click.echo(f"{race.label}: {dict(found[race.label])}", err=True)
-        columns = list(dict.fromkeys(name for row in found.values() for name in row))
-        rows = [[label, *(row.get(name, "") for name in columns)] for label, row in found.items()]
+        found[label] = _measured(row, setting)
+        click.echo(f"{', '.join(label)}: {dict(found[label])}", err=True)
+        columns = list(dict.fromkeys(name for cells in found.values() for name in cells))
+        rows = [[*label, *(cells.get(name, "") for name in columns)] for label, cells in found.items()]
         text = (
-            f"# {benchmark.title}\n\n    {words}\n\n{machine()}, {setting.provider}.\n{note}\n\n{table(['', *columns], rows)}\n"
+            f"# {benchmark.title}\n\n    {words}\n\n{machine()}, {setting.provider}.\n{benchmark.note}\n\n"
+            f"{table([*benchmark.heads, *columns], rows)}\n"
         )
         if to is not None:
             to.write_text(text, encoding="utf-8")
     return text
 
 
-def child(module: str, *arguments: Any, seconds: float = 600, environment: Mapping[str, str] | None = None) -> Any:
-    """What a module prints in a process of its own: the JSON of its last line.
+def _measured(row: Row | Race, setting: Setting) -> Cells:
+    """The cells of a row; others are measured all the same where it fails."""
+    try:
+        return row.measure(setting)
+    except Exception as error:  # noqa: BLE001 - a failure is a result
+        return {"failed": f"{WRONG} {type(error).__name__}: {one_line(error)}"}
+
+
+def printed(
+    module: str,
+    *arguments: Any,
+    python: pathlib.Path | str = sys.executable,
+    seconds: float | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> str:
+    """What a module prints in a process of its own.
 
     Raises:
         RuntimeError: The process failed.
     """
-    command = [sys.executable, "-m", module, *map(str, arguments)]
-    env = {**os.environ, **(environment or {})}
+    command, env = [python, "-W", "ignore", "-m", module, *map(str, arguments)], {**os.environ, **(environment or {})}
     done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, env=env, check=False)
     if done.returncode:
-        raise RuntimeError(one_line(done.stderr[-_READABLE:]))
-    return json.loads(done.stdout.splitlines()[-1])
-
-
-def kernels(make: Callable[[], Bound]) -> list[str]:
-    """The kernels of attention that a model runs, as ONNX Runtime prints them."""
-    from onnx_attnfuse.bench.confirm_kernels import read_kernel_log
-
-    sys.stdout.flush()
-    kept = os.dup(1)
-    with tempfile.TemporaryFile() as file:
-        os.environ[_KERNEL_LOG] = "1"
-        os.dup2(file.fileno(), 1)
-        try:
-            make()
-        finally:
-            os.dup2(kept, 1)
-            os.close(kept)
-            os.environ[_KERNEL_LOG] = "0"
-        file.seek(0)
-        return sorted({run.kernel for run in read_kernel_log(file.read().decode(errors="ignore"))})
+        raise RuntimeError(one_line((done.stderr or done.stdout)[-_READABLE:] or f"exit status {done.returncode}"))
+    return done.stdout
 
 
 def subjects(folder: str) -> dict[str, Callable[[], Benchmark]]:
@@ -389,17 +383,6 @@ def command(where: str, only: Benchmark | None = None, **defaults: Any) -> click
     known = Setting(**defaults)
 
     @click.command(context_settings={"show_default": True})
-    @click.option("--provider", type=click.Choice(sorted(PROVIDERS)), default=known.provider)
-    @click.option("--quick", is_flag=True, help="The smallest sizes and three rounds, to see that it works.")
-    @click.option("--rounds", default=known.rounds)
-    @click.option("--seconds", default=math.inf, help="Rounds of a row end then, after five at the earliest.")
-    @click.option("--threads", default=known.threads, help="Of a CPU; with 1 the time that the process computed counts.")
-    @click.option("--folder", type=pathlib.Path, default=known.folder, help="For models.")
-    @click.option("--sizes", "given", default="", help="Such as 8x512x12x64, with commas; in the place of the benchmark's own.")
-    @click.option("--only", default="", help="A part of the labels of rows.")
-    @click.option("--columns", default="", help="Names of variants, with semicolons; others are compared with the first.")
-    @click.option("--arch", default="sm90", help="Of the GPU that models are written for.")
-    @click.option("--kernels", is_flag=True, help="Print the kernels that take longest, too; needs torch with a GPU.")
     @click.option("--to", type=pathlib.Path, help="The page; by default it is printed.")
     @click.pass_context
     def run(context: click.Context, to: pathlib.Path | None, name: str = "", **chosen: Any) -> None:
@@ -408,14 +391,17 @@ def command(where: str, only: Benchmark | None = None, **defaults: Any) -> click
         if setting.cuda and hasattr(onnxruntime, "preload_dlls"):
             onnxruntime.preload_dlls()
         setting.folder.mkdir(parents=True, exist_ok=True)
-        flags = f" {name}" * bool(name) + "".join(
-            f" --{key} {chosen[key]}" for key in ("provider", "threads", "arch") if chosen[key] != getattr(Setting, key)
-        )
-        flags += f" --sizes {setting.given}" * bool(setting.given) + f' --columns "{setting.columns}"' * bool(setting.columns)
-        flags += " --quick" * setting.quick
-        text = page(benchmarks[name](), setting, f"python -m benchmarks.{where}{flags}", to)
+        words = ["python", "-m", f"benchmarks.{where}", *([name] if name else [])]
+        for key in ("provider", "threads", "arch", "sizes", "columns"):
+            words += [f"--{key}", shlex.quote(str(chosen[key]))] if chosen[key] != getattr(Setting, key) else []
+        with quietly():
+            text = page(benchmarks[name](), setting, " ".join(words) + " --quick" * setting.quick, to)
         if to is None:
             click.echo(text, nl=False)
         context.exit(int(f"| {WRONG}" in text))
 
+    for field in reversed(dataclasses.fields(Setting)):
+        run = click.option(f"--{field.name}", default=getattr(known, field.name), is_flag=field.type == "bool", **field.metadata)(
+            run
+        )
     return run if only is not None else click.argument("name", type=click.Choice(sorted(benchmarks)))(run)

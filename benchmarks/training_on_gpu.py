@@ -10,24 +10,32 @@ named.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Callable, Iterator, Mapping
-from unittest import mock
+from typing import Any
 
+import ml_dtypes
+import numpy as np
 import onnx_ir as ir
 import torch
+from onnx.reference import ReferenceEvaluator
+from onnx.reference.op_run import OpRun
 
-from benchmarks.eager_builder import DTYPES, EagerBuilder
-from benchmarks.harness import WRONG, Benchmark, Race, Setting, command
+from benchmarks.harness import WRONG, Benchmark, Cells, Row, Setting, command
 from onnx_attnfuse.attention.axes.factors import new_axes
 from onnx_attnfuse.attention.axes.views import IndexedValue
+from onnx_attnfuse.graph.build import Builder
+from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.training.fully_masked_rows import levelled
 from onnx_attnfuse.training.kernels import Demand, TrainingDevice
-from onnx_attnfuse.training.ortmodule import kernels
 from onnx_attnfuse.training.ortmodule.kernels import KERNELS, AtenKernel, BackwardCall, KernelOperands
+from onnx_attnfuse.training.ortmodule.products import ATEN
 from onnx_attnfuse.training.ortmodule.row_corrections import AddedMaskCorrection, RowCorrection
 
 BATCH, HEADS, SIZE, SCALE = 2, 4, 64, 0.11
+Array = np.ndarray[Any, Any]
+DTYPES = {ir.DataType.FLOAT: torch.float32, ir.DataType.FLOAT16: torch.float16, ir.DataType.BFLOAT16: torch.bfloat16}
 LOWEST = torch.finfo(torch.float32).min
 TOLERANCES = {ir.DataType.FLOAT: 3e-3, ir.DataType.FLOAT16: 5e-3, ir.DataType.BFLOAT16: 4e-2}
 """Of the largest value; float32 may be computed in TF32 on a GPU."""
@@ -91,26 +99,80 @@ def truth(operands: list[torch.Tensor], gradient: torch.Tensor, kind: Kind, bias
 
 
 def planned(
-    builder: EagerBuilder, kernel: AtenKernel, kind: Kind, given: list[torch.Tensor], bias: torch.Tensor | None
+    kernel: AtenKernel, kind: Kind, dtype: ir.DataType, given: list[torch.Tensor], bias: torch.Tensor | None
 ) -> list[torch.Tensor]:
     """Result and gradients as they are planned; everything as (b, n, s, h)."""
     swap = kernel.layout == "bsnh"
-    *operands, gradient = (item.transpose(1, 2).contiguous() if swap else item for item in given)
-    dtype, correction, added = builder.facts.dtype(operands[0]), RowCorrection(), bias
-    if bias is not None and kind.dead:
-        rows = levelled(builder, IndexedValue(bias, new_axes(list(bias.shape))), "added")
+    feeds = {name: item.transpose(1, 2) if swap else item for name, item in zip(("q", "k", "v", "dy"), given, strict=True)}
+    feeds |= {} if bias is None else {"bias": bias}
+    values = {name: ir.val(name, ir.DataType.FLOAT if name == "bias" else dtype, item.shape) for name, item in feeds.items()}
+    last = ir.node("Identity", [values["q"]])
+    graph = ir.Graph(values.values(), [], nodes=[last], opset_imports={"": 18, ATEN: 1}, name="kernel")
+    builder, correction, added = Builder(graph, Facts(graph), 18, set(values)), RowCorrection(), values.get("bias")
+    builder.at(last)
+    if bias is not None and added is not None and kind.dead:
+        rows = levelled(builder, IndexedValue(added, new_axes(list(bias.shape))), "added")
         dead, lost = (builder.transpose(test, [0, 2, 1, 3]) if swap else test for test in (rows.fully_masked, rows.all_infinite))
-        rows = dataclasses.replace(rows, bias=dataclasses.replace(rows.bias, value=rows.bias.value.to(operands[0].dtype)))
-        correction, added = AddedMaskCorrection(builder, dtype, rows, dead, lost, 1 if swap else 2), rows.bias.value
-    elif bias is not None:
-        added = bias.to(operands[0].dtype)
-    handed = KernelOperands(correction.query(operands[0]), operands[1], operands[2], added, kind.causal, kind.dropout, SCALE)
+        added = builder.cast(rows.bias.value, dtype)
+        rows = dataclasses.replace(rows, bias=dataclasses.replace(rows.bias, value=added))
+        correction = AddedMaskCorrection(builder, dtype, rows, dead, lost, 1 if swap else 2)
+    elif added is not None:
+        added = builder.cast(added, dtype)
+    query, key, value, gradient = (values[name] for name in ("q", "k", "v", "dy"))
+    handed = KernelOperands(correction.query(query), key, value, added, kind.causal, kind.dropout, SCALE)
     saved = kernel.forward(builder, handed, "forward")
     call = BackwardCall(kernel, handed, saved, correction.gradient(gradient), "backward", kind.trained)
-    found = correction.gradients(kernel.backward(builder, call), call, operands[0], keys=True)
-    results = [correction.result(saved["output"]), found.query, found.key, found.value]
-    results = [item.transpose(1, 2) if swap else item for item in results]
-    return [*results, found.bias] if kind.trained else results
+    found = correction.gradients(kernel.backward(builder, call), call, query, keys=True)
+    wanted = [correction.result(saved["output"]), found.query, found.key, found.value]
+    graph.outputs.extend([*wanted, *([found.bias] if found.bias is not None and kind.trained else [])])
+    results = ran(ir.Model(graph, ir_version=10), feeds, given[0].device)
+    return [item.transpose(1, 2) if swap and place < len(wanted) else item for place, item in enumerate(results)]
+
+
+def ran(model: ir.Model, feeds: Mapping[str, torch.Tensor], device: torch.device) -> list[torch.Tensor]:
+    """The outputs of a model by onnx's own evaluator, and calls of PyTorch in it on the device.
+
+    Raises:
+        LookupError: PyTorch has no such operator, or another signature.
+    """
+    kept = dict[int, tuple[Array, Any]]()
+
+    class ATen(OpRun):
+        op_domain = ATEN
+
+        def _run(self, *values: Array | None, operator: str, **places: Any) -> tuple[Array, ...]:
+            overload = getattr(torch.ops.aten, operator, None)
+            schema = None if overload is None else overload.default._schema
+            if overload is None or schema is None or len(schema.arguments) != len(values):
+                raise LookupError(f"torch {torch.__version__} has another {operator}")
+            items = [None if item is None else kept[id(item)][1] if id(item) in kept else _argument(item) for item in values]
+            pairs = list(zip(schema.arguments, items, strict=True))
+            named = {slot.name: item for slot, item in pairs if slot.kwarg_only}
+            found = overload.default(*[item for slot, item in pairs if not slot.kwarg_only], **named)
+            arrays = tuple(map(_array, found))
+            kept.update({id(array): (array, item) for array, item in zip(arrays, found, strict=True)})
+            return arrays
+
+    def _argument(array: Array) -> Any:
+        return array.item() if array.ndim == 0 else _tensor(array).to(device)
+
+    evaluator = ReferenceEvaluator(ir.to_proto(model), new_ops=[ATen])
+    with np.errstate(all="ignore"):
+        found = evaluator.run(None, {name: _array(item) for name, item in feeds.items()})
+    return [_tensor(array).to(device) for array in found]
+
+
+def _array(item: Any) -> Array:
+    """A tensor, a number, or nothing, as an array."""
+    if not isinstance(item, torch.Tensor):
+        return np.empty(0, np.float32) if item is None else np.asarray(item)
+    item = item.detach().cpu().contiguous()
+    return item.view(torch.int16).numpy().view(ml_dtypes.bfloat16) if item.dtype == torch.bfloat16 else item.numpy()
+
+
+def _tensor(array: Array) -> torch.Tensor:
+    array = np.ascontiguousarray(array)
+    return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16) if array.dtype.kind == "V" else torch.from_numpy(array)
 
 
 def is_planned(kernel: AtenKernel, kind: Kind, dtype: ir.DataType, device: TrainingDevice) -> bool:
@@ -125,10 +187,8 @@ def outcome(kernel: AtenKernel, kind: Kind, dtype: ir.DataType, length: int, dev
     torch.manual_seed(0)
     given = [torch.randn(BATCH, HEADS, length, SIZE, device=device).to(DTYPES[dtype]) for _ in range(4)]
     bias = None if kind.bias is None else kind.bias(length, length).to(device)
-    builder = EagerBuilder(device)
     try:
-        with mock.patch.object(kernels, "emit_call", lambda building, call, hint: building.run(call, hint)):
-            found = planned(builder, kernel, kind, given, bias)
+        found = planned(kernel, kind, dtype, given, bias)
     except (LookupError, RuntimeError) as error:
         return f"{'' if isinstance(error, LookupError) else WRONG} {str(error).splitlines()[0][:80]}".strip()
     if kind.dropout:
@@ -142,25 +202,25 @@ def outcome(kernel: AtenKernel, kind: Kind, dtype: ir.DataType, length: int, dev
     return words if max(errors) < TOLERANCES[dtype] else f"{WRONG} {words}"
 
 
-def measure(race: Race, setting: Setting) -> Mapping[str, str]:
+def measure(case: tuple[AtenKernel, Kind, ir.DataType], setting: Setting) -> Cells:
     """A column for each length."""
-    return {f"{length} keys": outcome(*race.truth, length, setting.provider) for length in (128, 77)}
+    return {f"{length} keys": outcome(*case, length, setting.provider) for length in (128, 77)}
 
 
-def races(setting: Setting) -> Iterator[Race]:
+def rows(setting: Setting) -> Iterator[Row]:
     """A row for each kernel, mask and type that is planned."""
     major, minor = torch.cuda.get_device_capability() if setting.cuda else (0, 0)
     device = TrainingDevice("cuda", major * 10 + minor) if setting.cuda else TrainingDevice("cpu")
     for case in itertools.product(KERNELS, KINDS, TOLERANCES):
         if is_planned(*case, device):
             kernel, kind, dtype = case
-            yield Race(f"{kernel.name}, {kind.name}, {dtype.name.lower()}", {}, case)
+            yield Row((kernel.name, kind.name, dtype.name.lower()), functools.partial(measure, case))
 
 
 NOTE = """\
 Largest error of the result, and of the gradients, against float64, relative to the largest value. With dropout: whether forward
 and backward drop the same, by an identity that holds then only. Lengths of 77 are no multiple of 8."""
-BENCHMARK = Benchmark("The kernels of training, as they are called", races, NOTE, measure)
+BENCHMARK = Benchmark("The kernels of training, as they are called", rows, NOTE, ("kernel", "mask", "type"))
 main = command("training_on_gpu", BENCHMARK)
 
 if __name__ == "__main__":

@@ -1,26 +1,24 @@
 """Six prompts continued at once by the Engine of onnxruntime-genai, token by token beside transformers (`--cache paged`).
 
-    python -m benchmarks.genai.engine [--only llama] [--folder build/genai_engine]
-
-The exit status is 1 where a token is another one.
+python -m benchmarks.genai.engine [--only llama] [--folder build/genai_engine]
 """
 
 # pyright: basic, reportMissingTypeStubs=false
 from __future__ import annotations
 
+import functools
 import json
 import os
 import pathlib
 import shutil
-import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from benchmarks.genai import folders, runs
 from benchmarks.genai.architectures import ARCHITECTURES, model
-from benchmarks.harness import WRONG, Benchmark, Race, Setting, command
+from benchmarks.harness import WRONG, Benchmark, Cells, Row, Setting, command
 
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # read once, where onnxruntime-genai is imported
 _EVENTS, _MOST_TURNS = 16, 10_000
@@ -84,9 +82,8 @@ def _same(found: list[int], wanted: list[int]) -> bool:
     return found == wanted[: len(found)]
 
 
-def measure(race: Race, setting: Setting) -> Mapping[str, str]:
+def measure(name: str, exporter: str, setting: Setting) -> Cells:
     """How many requests have the tokens of transformers, with each setting of the Engine."""
-    name, exporter = race.truth
     decoder, folder = ARCHITECTURES[name], setting.folder / name
     config, source, found = folders.source(decoder, folder / "transformers"), model(decoder), dict[str, str]()
     prompts = runs.prompts(decoder.settings["vocab_size"], _PROMPTS)
@@ -102,16 +99,15 @@ def measure(race: Race, setting: Setting) -> Mapping[str, str]:
     return found
 
 
-def races(setting: Setting) -> Iterator[Race]:
+def rows(setting: Setting) -> Iterator[Row]:
     """A row for each exporter of some decoders."""
-    warnings.filterwarnings("ignore")
     for name in setting.some(("gpt2", "opt", "llama")):
         for exporter in ARCHITECTURES[name].exporters:
-            yield Race(f"{name}, {exporter}", {}, (name, exporter))
+            yield Row(f"{name}, {exporter}", functools.partial(measure, name, exporter))
 
 
 NOTE = "Requests whose tokens are those of transformers, by the settings of the Engine."
-BENCHMARK = Benchmark("Six prompts in the Engine of onnxruntime-genai", races, NOTE, measure)
+BENCHMARK = Benchmark("Six prompts in the Engine of onnxruntime-genai", rows, NOTE)
 main = command("genai.engine", BENCHMARK, provider="cpu", folder=pathlib.Path("build/genai_engine"))
 
 if __name__ == "__main__":

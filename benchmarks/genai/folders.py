@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import io
-import os
 import pathlib
 import shutil
-import subprocess
-import sys
-from typing import Any
 
 import onnx
 
 from benchmarks.genai import architectures
 from benchmarks.genai.architectures import Decoder
+from benchmarks.harness import printed
 from onnx_attnfuse.serving import genai_config
 from onnx_attnfuse.serving.hugging_face import read_config
 
@@ -59,23 +57,22 @@ def growing(decoder: Decoder, model: pathlib.Path, config: pathlib.Path, folder:
     return folder
 
 
-def shared(model: pathlib.Path, config: pathlib.Path, folder: pathlib.Path, *more: str) -> str:
-    """Runs `attnfuse optimize --cache shared`, with more options, on an export, and gives what it prints.
+def shared(model: pathlib.Path, config: pathlib.Path, folder: pathlib.Path, *more: str) -> None:
+    """Runs `attnfuse optimize --cache shared`, with more options, on an export.
 
     Raises:
         RuntimeError: It ends with another status than 0, or without a config.
     """
     folder.mkdir(parents=True, exist_ok=True)
     options = ["--cache", "shared", "--ep", "cpu", "--hf-config", str(config / "config.json"), "-o", str(folder / MODEL), *more]
-    said = _ran("onnx_attnfuse_cli", "optimize", str(model), *options)
+    _ran("onnx_attnfuse_cli", "optimize", str(model), *options)
     if not (folder / genai_config.FILE).exists():
-        raise RuntimeError(f"no {genai_config.FILE}: {said}")
-    return said
+        raise RuntimeError(f"no {genai_config.FILE}")
 
 
-def fused(model: pathlib.Path, to: pathlib.Path) -> str:
-    """Runs `attnfuse optimize` on an export without a cache, and gives what it prints."""
-    return _ran("onnx_attnfuse_cli", "optimize", str(model), "--ep", "cpu", "-o", str(to))
+def fused(model: pathlib.Path, to: pathlib.Path) -> None:
+    """Runs `attnfuse optimize` on an export without a cache."""
+    _ran("onnx_attnfuse_cli", "optimize", str(model), "--ep", "cpu", "-o", str(to))
 
 
 def built(config: pathlib.Path, folder: pathlib.Path) -> pathlib.Path:
@@ -88,19 +85,13 @@ def built(config: pathlib.Path, folder: pathlib.Path) -> pathlib.Path:
     return folder
 
 
-def operators(folder: pathlib.Path) -> dict[str, int]:
-    """How many nodes of each operator a model has."""
-    counts: dict[str, int] = {}
-    for node in onnx.load(folder / MODEL, load_external_data=False).graph.node:
-        counts[node.op_type] = counts.get(node.op_type, 0) + 1
-    return counts
+def operators(folder: pathlib.Path, ending: str = "") -> str:
+    """How many nodes of each operator a model has, of those whose names end so."""
+    nodes = onnx.load(folder / MODEL, load_external_data=False).graph.node
+    counts = collections.Counter(node.op_type for node in nodes if node.op_type.endswith(ending))
+    return ", ".join(f"{count} {name}" for name, count in sorted(counts.items()))
 
 
-def _ran(*command: str) -> str:
-    """The output of a module that is run by itself."""
-    environment: dict[str, Any] = {**os.environ, "ORT_DISABLE_TELEMETRY": "1", "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run([sys.executable, "-m", *command], env=environment, text=True, capture_output=True, check=False)
-    if done.returncode:
-        lines = (done.stderr or done.stdout).strip().splitlines()
-        raise RuntimeError(lines[-1] if lines else f"exit status {done.returncode}")
-    return done.stdout + done.stderr
+def _ran(*command: str) -> None:
+    """Runs a module by itself."""
+    printed(*command, environment={"ORT_DISABLE_TELEMETRY": "1", "HF_HUB_OFFLINE": "1"})

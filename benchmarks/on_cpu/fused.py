@@ -6,15 +6,13 @@ from __future__ import annotations
 import functools
 import pathlib
 import shutil
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 import onnx
 import onnxruntime
 from torch import nn
 
-from benchmarks.exports import quiet
-from benchmarks.harness import Benchmark, Race, Setting, one_line
+from benchmarks.harness import Benchmark, Cells, Row, Setting, tried
 from benchmarks.whole.spec import Whole
 from benchmarks.whole.variants import write
 
@@ -34,42 +32,30 @@ def fused(source: pathlib.Path, tool: str) -> int:
     """How many attentions a tool fuses."""
     family = source.name.partition("__")[0]
     made = write(Whole(family, (), (), (), nn.Identity, OPTIMIZER_TYPES.get(family, family)), tool, source, "cpu", "")
-    if made.error:
-        raise RuntimeError(made.error)
     options = onnxruntime.SessionOptions()
     options.optimized_model_filepath = str(loaded := made.path.with_suffix(".loaded.onnx"))
     onnxruntime.InferenceSession(str(made.path), options, providers=["CPUExecutionProvider"])
     return unfused(source) - unfused(loaded)
 
 
-def races(setting: Setting) -> Iterator[Race]:
-    """A row for each model, and one for all; left out are those that have an operator of attention."""
-    quiet()
-    sources = [pathlib.Path(shutil.copy(path, setting.folder)) for path in sorted(BUNDLED.glob("*.onnx")) if unfused(path)]
-    sources = setting.some(sources)
-    for source in sources:
-        counts = {tool: functools.partial(fused, source, tool) for tool in TOOLS}
-        yield Race(source.stem, {"attentions": functools.partial(unfused, source), **counts})
-    sums = {tool: lambda tool=tool: sum(fused(source, tool) for source in sources) for tool in TOOLS}
-    yield Race("all", {"attentions": lambda: sum(map(unfused, sources)), **sums})
-
-
-def measure(race: Race, setting: Setting) -> Mapping[str, str]:
-    """The counts; a tool that fails fuses nothing."""
+def counts(sources: Sequence[pathlib.Path], setting: Setting) -> Cells:
+    """Attentions of some models, and how many of them each tool fuses; one that fails says why."""
     del setting
-    return {name: str(_counted(make)) for name, make in race.variants.items()}
+    made = {tool: tried(lambda tool=tool: sum(fused(source, tool) for source in sources)) for tool in TOOLS}
+    return {"attentions": str(sum(map(unfused, sources))), **made}
 
 
-def _counted(make: Any) -> int | str:
-    try:
-        return make()
-    except Exception as error:  # noqa: BLE001 - a tool may fail in any way
-        return one_line(error)
+def rows(setting: Setting) -> Iterator[Row]:
+    """A row for each model, and one for all; left out are those that have an operator of attention."""
+    found = [pathlib.Path(shutil.copy(path, setting.folder)) for path in sorted(BUNDLED.glob("*.onnx")) if unfused(path)]
+    found = setting.some(found)
+    for source in found:
+        yield Row(source.stem, functools.partial(counts, [source]))
+    yield Row("all", functools.partial(counts, found))
 
 
 BENCHMARK = Benchmark(
     "Attentions fused in the bundled models",
-    races,
+    rows,
     "Models are given to every tool as they are; an attention is fused where its Softmax is gone when it is loaded.",
-    measure,
 )

@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 
-from benchmarks.exports import quiet
 from benchmarks.harness import Benchmark, Race, Setting
 from benchmarks.on_gpu.whole import races_of
 from benchmarks.whole import exports, zoo
@@ -79,7 +78,6 @@ def _wide(ports: tuple[Port, ...]) -> tuple[Port, ...]:
 
 def races(setting: Setting) -> Iterator[Race]:
     """A row for each case of a model."""
-    quiet()
     torch.set_num_threads(setting.threads or torch.get_num_threads())
     columns = setting.columns.split(";") if setting.columns else COLUMNS
     for whole in models(small=setting.quick):

@@ -8,16 +8,21 @@ if it was another one.
 from __future__ import annotations
 
 import functools
+import os
 import pathlib
+import sys
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
+from unittest import mock
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import onnx_attnfuse
-from benchmarks import exports, harness
+from benchmarks import exports
 from benchmarks.harness import Benchmark, Bound, Race, Setting
+from onnx_attnfuse.bench.confirm_kernels import SWITCH, read_kernel_log
 
 SIZES = ((4, 2048, 32, 128), (8, 512, 12, 64), (2, 64, 2, 16))
 PATTERNS = {"padding": ("right", "left", "full"), "padding_causal": ("right", "left", "full")}
@@ -72,10 +77,25 @@ def ours(path: pathlib.Path, options: Mapping[str, Any], feeds: Mapping[str, Any
     result.save(target)
     kernel = result.report.sites[0].kernel
     forecast = "unfused" if kernel is None else first_kernel(kernel, pattern)
-    ran = harness.kernels(lambda: Compared(target, setting, feeds))
+    ran = kernels(lambda: Compared(target, setting, feeds))
     bound = Compared(target, setting, feeds)
     bound.words = "/".join(ran) + ("" if ran == [forecast] or not ran else f", forecast {forecast}")
     return bound
+
+
+def kernels(make: Callable[[], Bound]) -> list[str]:
+    """The kernels of attention that a model runs, as ONNX Runtime prints them."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    with tempfile.TemporaryFile() as log, mock.patch.dict(os.environ, SWITCH):
+        os.dup2(log.fileno(), 1)
+        try:
+            make()
+        finally:
+            os.dup2(kept, 1)
+            os.close(kept)
+        log.seek(0)
+        return sorted({run.kernel for run in read_kernel_log(log.read().decode(errors="ignore"))})
 
 
 def first_kernel(kernel: Any, pattern: str) -> str:
@@ -133,9 +153,8 @@ def race(kind: str, dtype: str, size: tuple[int, ...], pattern: str, setting: Se
 
 def races(setting: Setting) -> Iterator[Race]:
     """A row for each type, size, mask and kind of padding."""
-    exports.quiet()
     for dtype in ("float16", "bfloat16", "float32") if setting.cuda else ("float32",):
-        for size in setting.sizes(SIZES):
+        for size in setting.sizes_or(SIZES):
             for kind in exports.KINDS:
                 for pattern in PATTERNS.get(kind, ("",)):
                     yield race(kind, dtype, size, pattern, setting)

@@ -156,7 +156,7 @@ def lost(old: np.ndarray[Any, Any], new: np.ndarray[Any, Any]) -> str:
 def races(setting: Setting) -> Iterator[Race]:
     """A row for a step and one for a prompt of each size."""
     source = source_of(setting)
-    for size in setting.sizes(SIZES):
+    for size in setting.sizes_or(SIZES):
         batch, past, room = size
         load, truth = functools.partial(Served, source, size=size, setting=setting), dict[str, Any]()
         yield Race(f"{batch}x1 at {past} of {room}", {kind: functools.partial(load, kind=kind, truth=truth) for kind in KINDS})

@@ -19,7 +19,7 @@ from typing import Any
 
 from torch import nn
 
-from benchmarks.harness import Benchmark, Race, Setting, machine, raising
+from benchmarks.harness import Benchmark, Race, Setting, machine
 from benchmarks.whole import exports
 from benchmarks.whole.spec import Case, Whole
 from benchmarks.whole.variants import GRAPH, RUNTIME, TORCH, Written, write
@@ -50,24 +50,24 @@ def races_of(whole: Whole, source: pathlib.Path, columns: Mapping[str, str], set
     labels = [label for label in columns.values() if label.split()[0] not in (*TORCH, RUNTIME)]
     told, fresh = dataclasses.replace(whole, build=nn.Identity), multiprocessing.get_context("spawn")
     with concurrent.futures.ProcessPoolExecutor(max(1, (os.cpu_count() or 2) - 2), fresh) as pool:
-        jobs = [pool.submit(write, told, label, source, setting.provider, setting.arch) for label in labels]
-        written = {label: job.result() for label, job in zip(labels, jobs, strict=True)}
+        jobs = {label: pool.submit(write, told, label, source, setting.provider, setting.arch) for label in labels}
+    written = {label: job.result() for label, job in jobs.items() if job.exception() is None}
     module = functools.cache(lambda: runs.module_on(whole, setting.provider))
     for case in whole.cases:
         variants: dict[str, Callable[[], Any]] = {}
         seen: set[tuple[str, bool]] = set()
         for name, label in columns.items():
-            made, graph = written.get(label), label.endswith(GRAPH)
+            graph = label.endswith(GRAPH)
             if label.startswith(RUNTIME):
                 variants[name] = functools.partial(runs.OpenVino, source, whole, case, label, setting.threads)
-            elif made is None:
+            elif label not in jobs:
                 variants[name] = lambda label=label, case=case: runs.by_torch(whole, module(), case, label, setting.provider)
-            elif made.error:
-                variants[name] = functools.partial(raising, made.error)
-            elif (made.nodes, graph) not in seen:
-                seen.add((made.nodes, graph))
+            elif label not in written:
+                variants[name] = jobs[label].result
+            elif (written[label].nodes, graph) not in seen:
+                seen.add((written[label].nodes, graph))
                 variants[name] = functools.partial(
-                    runs.OnnxRuntime, made.path, whole, case, setting.provider, graph=graph, threads=setting.threads
+                    runs.OnnxRuntime, written[label].path, whole, case, setting.provider, graph=graph, threads=setting.threads
                 )
         limit = least(whole, case, written) if setting.cuda else ""
         yield Race(f"{whole.name}, {case.label}{words}{limit}", variants, each=case.steps or 1)
@@ -83,7 +83,7 @@ def least(whole: Whole, case: Case, written: Mapping[str, Written]) -> str:
     if device is None:
         return ""
     shapes = {port.name: port.at(case.sizes) for port in whole.inputs}
-    found = [limit(work(io.load(made.path), shapes), device) for made in written.values() if not made.error]
+    found = [limit(work(io.load(made.path), shapes), device) for made in written.values()]
     best = min(found, key=lambda item: item.ms)
     return f", {best.ms:.3g} ms by {best.by}"
 

@@ -7,17 +7,17 @@ On a CPU flex attention has a gradient only where it is not compiled.
 
 from __future__ import annotations
 
+import functools
 import itertools
-import json
 import math
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from benchmarks.harness import WRONG, Benchmark, Race, Setting, child, one_line
+from benchmarks.harness import WRONG, Benchmark, Cells, Row, Setting, printed, tried
 from benchmarks.on_torch._models import Case, Model, seen, spelled
 
 LENGTHS = (300, 640)
@@ -82,33 +82,27 @@ def compared(mask: str, entries: int, rest: str, kind: str, device: str, *, dyna
     return f"{'' if right else WRONG} {off:.1e} ({eager:.1e}) {'/'.join(sorted({str(site.kernel) for site in sites}))}".strip()
 
 
-def measure(race: Race, setting: Setting) -> Mapping[str, str]:
+def measure(mask: str, entries: int, setting: Setting) -> Cells:
     """A column for each backend, type and kind of graph."""
     found: dict[str, str] = {}
-    mask, entries = race.truth
     rests = ("inductor", "eager") if setting.cuda else ("eager",)
     kinds = ("bfloat16", "float32") if setting.cuda else ("float32",)
     settings = {"ATTNFUSE_DEBUG": "0", "TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1"}
     for rest, kind, graph in itertools.product(rests, kinds, ("static", "dynamic")[: 1 + (entries > 1 and setting.cuda)]):
-        words = (mask, entries, rest, kind, setting.provider, graph)
-        try:
-            found[f"{rest}, {kind}, {graph}"] = child("benchmarks.on_torch.flex", *words, environment=settings)
-        except (RuntimeError, TimeoutError) as error:
-            found[f"{rest}, {kind}, {graph}"] = one_line(error)
+        words = "benchmarks.on_torch.flex", mask, entries, rest, kind, setting.provider, graph
+        found[f"{rest}, {kind}, {graph}"] = tried(functools.partial(printed, *words, seconds=600, environment=settings)).strip()
     return found
 
 
-def races(setting: Setting) -> Iterator[Race]:
+def rows(setting: Setting) -> Iterator[Row]:
     """A row for each mask and number of entries."""
     for mask in setting.some(MASKS):
         for entries in setting.some((4, 1, 2)):
-            yield Race(f"{mask}, {entries}", {}, (mask, entries))
+            yield Row(f"{mask}, {entries}", functools.partial(measure, mask, entries))
 
 
-BENCHMARK = Benchmark(
-    "Flex attention beside float64", races, "The largest of all losses and gradients (the module as it is).", measure
-)
+BENCHMARK = Benchmark("Flex attention beside float64", rows, "The largest of all losses and gradients (the module as it is).")
 
 if __name__ == "__main__":
     _, name, count, rest_of, dtype_of, place, graphs = sys.argv
-    print(json.dumps(compared(name, int(count), rest_of, dtype_of, place, dynamic=graphs == "dynamic")))
+    print(compared(name, int(count), rest_of, dtype_of, place, dynamic=graphs == "dynamic"))

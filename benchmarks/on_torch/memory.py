@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import functools
+from collections.abc import Iterator
 
 import torch
 
-from benchmarks.harness import Benchmark, Race, Setting, one_line
+from benchmarks.harness import Benchmark, Cells, Row, Setting, one_line
 from benchmarks.on_torch._models import Case
 from benchmarks.on_torch.steps import Step
 
@@ -14,9 +15,8 @@ LENGTHS, EAGER_UP_TO = (2048, 4096, 8192, 16384, 32768), 8192
 MASKS = ("documents", "window", "computed triangle")
 
 
-def measure(race: Race, setting: Setting) -> Mapping[str, str]:
+def measure(mask: str, variant: str, setting: Setting) -> Cells:
     """Gigabytes of a step beyond what was there before it, by length."""
-    mask, variant = race.label.split(", ")
     found: dict[str, str] = {}
     shape = {"width": 64, "heads": 4, "kv_heads": 4} if setting.quick else {}
     for length in (128, 256) if setting.quick else LENGTHS:
@@ -34,13 +34,10 @@ def measure(race: Race, setting: Setting) -> Mapping[str, str]:
     return found
 
 
-def races(setting: Setting) -> Iterator[Race]:
+def rows(setting: Setting) -> Iterator[Row]:
     """A row for each mask."""
-    for mask in setting.some(MASKS):
-        yield Race(f"{mask}, ours", {})
-    yield Race(f"{MASKS[0]}, eager", {})
+    for mask, variant in (*((mask, "ours") for mask in setting.some(MASKS)), (MASKS[0], "eager")):
+        yield Row(f"{mask}, {variant}", functools.partial(measure, mask, variant))
 
 
-BENCHMARK = Benchmark(
-    "Memory of a training step on PyTorch", races, "Gigabytes beyond parameters and inputs, by length.", measure
-)
+BENCHMARK = Benchmark("Memory of a training step on PyTorch", rows, "Gigabytes beyond parameters and inputs, by length.")

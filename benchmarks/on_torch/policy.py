@@ -9,14 +9,15 @@ import os
 
 os.environ |= {"KINETO_LOG_LEVEL": "5", "ATTNFUSE_DEBUG": "0"}
 
-import contextlib
+import functools
 import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from unittest import mock
 
 import torch
 
-from benchmarks.harness import Benchmark, Race, Setting, one_line
+from benchmarks.harness import Benchmark, Cells, Row, Setting
 from onnx_attnfuse.kernels.policy import Policy
 from onnx_attnfuse.training import fuse
 
@@ -71,25 +72,14 @@ def operands(mask: str, device: str, dtype: torch.dtype) -> list[torch.Tensor]:
     return [*made, bias if mask == "bias" else padding]
 
 
-@contextlib.contextmanager
-def environment(setting: Mapping[str, str]) -> Iterator[None]:
-    """The environment with these variables alone of those that a policy is made of."""
-    names = [name for name in os.environ if name.startswith(("ATTNFUSE_USE", "ATTNFUSE_SDPA", "ORTMODULE_"))]
-    kept = {name: os.environ.pop(name) for name in names}
-    os.environ.update(setting)
-    try:
-        yield
-    finally:
-        for name in setting:
-            os.environ.pop(name, None)
-        os.environ.update(kept)
-
-
-def choice(setting: Mapping[str, str], mask: str, device: str) -> dict[str, str]:
-    """Trains one attention for a step, and tells what ran."""
+def choice(chosen: Mapping[str, str], mask: str, setting: Setting) -> Cells:
+    """Trains one attention for a step, with these variables alone of those that a policy is made of, and says what ran."""
     torch._dynamo.reset()
+    device = setting.provider
     dtype = torch.float32 if device == "cpu" else torch.bfloat16
-    with environment(setting):
+    others = ("ATTNFUSE_USE", "ATTNFUSE_SDPA", "ORTMODULE_")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(others)}
+    with mock.patch.dict(os.environ, {**environment, **chosen}, clear=True):
         module = fuse(Attention(mask), rest="eager")
         expected, found = operands(mask, device, dtype), operands(mask, device, dtype)
         weight = torch.linspace(-1, 1, SIZE, device=device, dtype=dtype)
@@ -115,26 +105,17 @@ def choice(setting: Mapping[str, str], mask: str, device: str) -> dict[str, str]
     }
 
 
-def measure(race: Race, setting: Setting) -> Mapping[str, str]:
-    """A choice, or why it could not be seen."""
-    chosen, mask = race.truth
-    try:
-        return choice(chosen, mask, setting.provider)
-    except Exception as error:  # noqa: BLE001 - the others are tried all the same
-        return {"chosen": one_line(error)}
-
-
 def _matches(pattern: re.Pattern[str], names: Sequence[str]) -> str:
     found = (pattern.search(name) for name in names)
     return ", ".join(dict.fromkeys(f"`{match.group(match.lastindex or 0)}`" for match in found if match is not None))
 
 
-def races(setting: Setting) -> Iterator[Race]:
+def rows(setting: Setting) -> Iterator[Row]:
     """A row for each setting and mask."""
     for chosen in setting.some(SETTINGS):
         given = " ".join(f"{name}={value}" for name, value in chosen.items()) or "nothing"
         for mask in MASKS:
-            yield Race(f"{given} ({Policy.from_environment(chosen)}), {mask}", {}, (chosen, mask))
+            yield Row(f"{given} ({Policy.from_environment(chosen)}), {mask}", functools.partial(choice, chosen, mask))
 
 
-BENCHMARK = Benchmark("Policies on PyTorch", races, f"One attention ({BATCH}, {HEADS}, {LENGTH}, {SIZE}).", measure)
+BENCHMARK = Benchmark("Policies on PyTorch", rows, f"One attention ({BATCH}, {HEADS}, {LENGTH}, {SIZE}).")

@@ -32,16 +32,18 @@ class Written:
     Attributes:
         path: Where it is.
         nodes: Its nodes as text; two variants of one text are the same.
-        error: Why there is none.
     """
 
     path: pathlib.Path
-    nodes: str = ""
-    error: str = ""
+    nodes: str
 
 
 def write(whole: Whole, label: str, source: pathlib.Path, provider: str, arch: str) -> Written:
-    """Writes the model of a variant beside the export; what fails is a result."""
+    """Writes the model of a variant beside the export.
+
+    Raises:
+        RuntimeError: The tool failed; the message says why, and comes back from another process.
+    """
     made = label.removesuffix(GRAPH)
     tool, _, choices = made.partition(" ")
     target = source.with_suffix(f".{re.sub(r'[^a-z0-9.-]+', '-', made)}.onnx") if tool != "plain" or whole.bits else source
@@ -54,8 +56,8 @@ def write(whole: Whole, label: str, source: pathlib.Path, provider: str, arch: s
                 _OTHERS[tool](whole, source, floats, provider)
             if whole.bits:
                 _quantised(source if tool == "plain" else floats, target, whole.bits)
-    except Exception as error:  # noqa: BLE001 - a failure is a result
-        return Written(target, error=one_line(error))
+    except Exception as error:  # noqa: BLE001 - a tool may fail in any way
+        raise RuntimeError(one_line(error)) from None
     nodes = onnx.load(target, load_external_data=False).graph.node
     return Written(target, "".join(f"{node.op_type} {node.input} {node.output}\n" for node in nodes))
 

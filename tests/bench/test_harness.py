@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import pathlib
 from collections.abc import Callable
 
@@ -12,7 +13,21 @@ pytest.importorskip("onnxruntime")
 
 from click.testing import CliRunner
 
-from benchmarks.harness import WRONG, Benchmark, Bound, Race, Setting, apart, cells, command, in_turns, model, page, subjects
+from benchmarks.harness import (
+    WRONG,
+    Benchmark,
+    Bound,
+    Race,
+    Row,
+    Setting,
+    apart,
+    command,
+    in_turns,
+    model,
+    page,
+    printed,
+    subjects,
+)
 from benchmarks.on_gpu.__main__ import main as on_gpu
 
 _CPU = Setting("cpu", quick=True, rounds=3, threads=1)
@@ -64,7 +79,7 @@ def test_a_difference_and_a_failure_are_told_in_their_cells() -> None:
     race = Race(
         "row", {"right": product, "wrong": lambda: product("z = MatMul(x, w) y = Add(z, z)"), "bad": lambda: product("y = No(x)")}
     )
-    found = cells(race, _CPU)
+    found = race.measure(_CPU)
     assert found["right"].endswith(" 0e+00")
     assert found["wrong"].endswith(" 1e+00")
     assert found["bad"].startswith("failed: ")
@@ -82,10 +97,32 @@ def test_a_page_has_its_command_and_a_line_for_each_row(tmp_path: pathlib.Path) 
 
 @pytest.mark.parametrize(("cell", "status"), [("right", 0), (f"{WRONG} by 1", 1)])
 def test_a_cell_that_is_wrong_makes_the_command_fail(cell: str, status: int, tmp_path: pathlib.Path) -> None:
-    one = Benchmark("Title", lambda _: iter([Race("row", {})]), measure=lambda _, __: {"column": cell})
+    one = Benchmark("Title", lambda _: iter([Row("row", lambda _: {"column": cell})]))
     done = CliRunner().invoke(command("one", one, provider="cpu"), ["--folder", str(tmp_path)])
     assert done.exit_code == status
     assert "python -m benchmarks.one --provider cpu\n" in done.stdout
+
+
+def test_a_row_that_fails_leaves_the_others(tmp_path: pathlib.Path) -> None:
+    rows = [Row(("bad", "one"), lambda _: {"column": str(1 // 0)}), Row(("good", "two"), lambda _: {"column": "right"})]
+    text = page(Benchmark("Title", lambda _: iter(rows), "Note.", ("what", "which")), _CPU, "make this")
+    assert text.splitlines()[-4:] == [
+        "| what | which | failed | column |",
+        "| --- | --- | --- | --- |",
+        f"| bad | one | {WRONG} ZeroDivisionError: integer division or modulo by zero |  |",
+        "| good | two |  | right |",
+    ]
+
+
+def test_only_some_columns_are_measured_in_the_order_that_is_asked_for() -> None:
+    race = Race("row", {"a": product, "b": product, "c": product})
+    assert list(race.measure(dataclasses.replace(_CPU, columns="c;a"))) == ["c", "a"]
+
+
+def test_what_a_module_prints_or_how_it_fails() -> None:
+    assert printed("base64", "-t").startswith("b'")
+    with pytest.raises(RuntimeError, match="No module named"):
+        printed("benchmarks.gone")
 
 
 @pytest.mark.newest  # it exports by onnxscript
