@@ -26,7 +26,8 @@ from onnx_attnfuse.attention.masks.index_reader import Reader
 from onnx_attnfuse.attention.masks.intervals import Bounds, outcomes
 from onnx_attnfuse.attention.masks.mask_terms import is_binary
 from onnx_attnfuse.attention.match import steps
-from onnx_attnfuse.attention.match.paths import ScorePath, WeightPath, read_contraction
+from onnx_attnfuse.attention.match.contractions import read_contraction
+from onnx_attnfuse.attention.match.paths import ScorePath, WeightPath
 from onnx_attnfuse.attention.match.softmax import Softmax
 from onnx_attnfuse.attention.match.steps import NaNZeroed, Renormalized, ScoreStep, Taken, Weighted, WeightStep, Zeroed
 from onnx_attnfuse.attention.spec import Mask, Renormalization, Replaced

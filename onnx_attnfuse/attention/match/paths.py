@@ -1,7 +1,6 @@
 """The ways from Softmax to both products: up to Q·Kᵀ, and down to that with the values.
 
-Every operator on the way is read as a step, or the walk stops there and says so. MatMul, FusedMatMul, Gemm and Einsum are one
-thing: a product of two tensors summed over the labels they share.
+Every operator on the way is read as a step, or the walk stops there and says so.
 """
 
 from __future__ import annotations
@@ -12,6 +11,13 @@ import onnx_ir as ir
 
 from onnx_attnfuse.attention.axes.factors import Axes, Axis, Factor, leaves
 from onnx_attnfuse.attention.axes.views import IndexedValue, aligned, downward, upward
+from onnx_attnfuse.attention.match.contractions import (
+    Contraction,
+    is_multiplied,
+    is_of_weights,
+    operand_axes,
+    read_contraction,
+)
 from onnx_attnfuse.attention.match.softmax import is_one_for_all_keys
 from onnx_attnfuse.attention.match.steps import (
     Kept,
@@ -21,84 +27,11 @@ from onnx_attnfuse.attention.match.steps import (
     Taken,
     WeightStep,
 )
-from onnx_attnfuse.graph.constants import attribute, is_constant, is_standard
+from onnx_attnfuse.graph.constants import is_constant, is_standard
 from onnx_attnfuse.graph.facts import Facts
-from onnx_attnfuse.graph.ops import REARRANGES, SLICES, is_contrib
+from onnx_attnfuse.graph.ops import SLICES
 from onnx_attnfuse.graph.rounding import why_no_pair
-from onnx_attnfuse.graph.rules.reading import einsum_terms
 from onnx_attnfuse.reasons import Refused
-
-Labels = tuple[str, ...]
-
-
-@dataclasses.dataclass(frozen=True)
-class Contraction:
-    """`output[out] = factor · sum over labels not in out of operands[0][labels[0]] · operands[1][labels[1]]`."""
-
-    node: ir.Node
-    operands: tuple[ir.Value, ir.Value]
-    labels: tuple[Labels, Labels]
-    out: Labels
-    factor: float = 1.0
-
-    @property
-    def summed(self) -> frozenset[str]:
-        """Labels that both operands have and the result lacks."""
-        return frozenset(self.labels[0]) & frozenset(self.labels[1]) - frozenset(self.out)
-
-
-def read_contraction(node: ir.Node, facts: Facts) -> Contraction | None:
-    """Reads `node` as a contraction of two tensors, or returns None."""
-    if len(node.inputs) < 2 or node.inputs[0] is None or node.inputs[1] is None:
-        return None
-    standard = is_standard(node)
-    if node.op_type == "Einsum" and standard:
-        return _einsum(node, facts)
-    if (node.op_type == "MatMul" and standard) or is_contrib(node, "FusedMatMul"):
-        return _matmul(node, facts)
-    if node.op_type == "Gemm" and standard and (len(node.inputs) < 3 or node.inputs[2] is None):
-        return _matmul(node, facts)
-    return None
-
-
-def _matmul(node: ir.Node, facts: Facts) -> Contraction | None:
-    left, right = node.inputs[0], node.inputs[1]
-    assert left is not None
-    assert right is not None
-    ranks = facts.rank(left), facts.rank(right)
-    if ranks[0] is None or ranks[1] is None or min(ranks[0], ranks[1]) < 2:
-        return None
-    leading = [f"lead{index}" for index in range(max(ranks[0], ranks[1]) - 2)][::-1]
-    matrices = [("rows", "sum"), ("sum", "columns")]
-    labels: list[Labels] = []
-    for rank, matrix, side in zip((ranks[0], ranks[1]), matrices, "AB", strict=True):
-        first, last = matrix[::-1] if attribute(node, f"trans{side}", 0) else matrix
-        lead = leading[len(leading) - (rank - 2) :]
-        labels.append((first, *lead, last) if attribute(node, f"transBatch{side}", 0) else (*lead, first, last))
-    return Contraction(
-        node, (left, right), (labels[0], labels[1]), (*leading, "rows", "columns"), float(attribute(node, "alpha", 1.0))
-    )
-
-
-def _einsum(node: ir.Node, facts: Facts) -> Contraction | None:
-    terms = einsum_terms(node, facts)
-    left, right = node.inputs[0], node.inputs[1]
-    if terms is None or len(terms[0]) != 2 or left is None or right is None:
-        return None
-    (first, second), out = terms
-    if any(len(set(term)) != len(term) for term in (first, second, out)):
-        return None
-    if (set(first) ^ set(second)) - set(out):
-        return None
-    return Contraction(node, (left, right), (tuple(first), tuple(second)), tuple(out))
-
-
-def operand_axes(contraction: Contraction, index: int, known: dict[str, Axis], facts: Facts) -> Axes | None:
-    """The axes of one operand, given the factors of each label; an axis of length 1 has none (it broadcasts)."""
-    dims = facts.dims(contraction.operands[index])
-    if dims is None:
-        return None
-    return tuple(() if dim == 1 else known[label] for dim, label in zip(dims, contraction.labels[index], strict=True))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -163,7 +96,7 @@ class _Walk:
         steps = reader(node, self.facts) if reader is not None else ()
         if not steps and (reason := why_no_pair(node, self.facts)) is not None:
             raise Refused(reason.code, reason.message, reason.node)
-        if is_standard(node, *SLICES) and _is_of_weights(node.inputs[0], self.facts):
+        if is_standard(node, "Conv", *SLICES) and is_of_weights(indexed.value, self.facts):
             raise Refused("not-attention", "the scores are a part of a product with weights, without keys", node.name)
         if not steps:
             raise Refused("unreadable-score-step", f"{node.op_type} between Q·Kᵀ and Softmax cannot be read", node.name)
@@ -208,19 +141,6 @@ def read_scores(scores: IndexedValue, key_axis: Axis, facts: Facts, readers: Rea
     if path is not None:
         return path
     raise max(walk.failures, key=lambda failure: failure[0])[1]
-
-
-def _is_of_weights(value: ir.Value | None, facts: Facts) -> bool:
-    """Whether a value is a product with weights, seen through views and a constant addend."""
-    node = None if value is None else value.producer()
-    if value is None or node is None:
-        return False
-    if (product := read_contraction(node, facts)) is not None:
-        return any(map(is_constant, product.operands))
-    computed = [item for item in node.inputs if item is not None and not is_constant(item)]
-    if is_standard(node, "Add"):
-        return len(computed) == 1 and _is_of_weights(computed[0], facts)
-    return is_standard(node, *REARRANGES, *SLICES) and _is_of_weights(node.inputs[0], facts)
 
 
 def read_product(contraction: Contraction, axes: Axes, key_axis: Axis, facts: Facts) -> Product:
@@ -325,6 +245,9 @@ def _through(
         raise Refused("extra-column", "columns of the softmax are dropped after it, as with a sink or blocks of keys", node.name)
     if step is None and (reason := why_no_pair(node, facts)) is not None:
         raise Refused(reason.code, reason.message, reason.node)
+    if step is None and is_multiplied(node, facts):
+        message = f"{node.op_type} between Softmax and the product with the values cannot be read"
+        raise Refused("unreadable-weight-step", message, node.name)
     if step is None:
         raise Refused("not-attention", f"{node.op_type} reads the softmax, and is not a product with values", node.name)
     if facts.rank(step.output) != len(indexed.axes):

@@ -42,7 +42,7 @@ from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.sizes import Dim
 from onnx_attnfuse.graph.thresholds import LOWEST_FLOAT32, NEARLY_LOWEST
 from onnx_attnfuse.graph.uses import viewers
-from onnx_attnfuse.reasons import Refused
+from onnx_attnfuse.reasons import Reason, Refused
 
 _REMEDY = "--keep-outputs computes it a second time"
 
@@ -60,8 +60,7 @@ def read_site(softmax: Softmax, facts: Facts, readers: Readers, keep_outputs: bo
         Refused: It is no attention (code `not-attention`), or one that cannot be read, with the node that stops it.
     """
     axes, key_axis = _softmax_axes(softmax, facts)
-    weights = read_weights(IndexedValue(softmax.weights, axes), key_axis, facts, readers)
-    scores = read_scores(IndexedValue(softmax.scores, axes), key_axis, facts, readers)
+    scores, weights = _both_paths(softmax, axes, key_axis, facts, readers)
     nodes = _own_nodes(softmax, scores, weights, keep_outputs=keep_outputs)
     _check_sink(softmax, scores)
     check_types(scores, weights, softmax.weights, facts)
@@ -110,6 +109,27 @@ def read_site(softmax: Softmax, facts: Facts, readers: Readers, keep_outputs: bo
     )
     _check_gate(softmax, spec, reader)
     return with_roles(spec, softmax.nodes, scores, weights, facts)
+
+
+def _both_paths(softmax: Softmax, axes: Axes, key_axis: Axis, facts: Facts, readers: Readers) -> tuple[ScorePath, WeightPath]:
+    """The ways up and down; where columns are dropped on the way down, scores without keys are no attention."""
+    scores = IndexedValue(softmax.scores, axes)
+    try:
+        weights = read_weights(IndexedValue(softmax.weights, axes), key_axis, facts, readers)
+    except Refused as refused:
+        if refused.reason.code == "extra-column" and (reason := _why_no_scores(scores, key_axis, facts, readers)) is not None:
+            raise Refused(reason.code, reason.message, reason.node) from None
+        raise
+    return read_scores(scores, key_axis, facts, readers), weights
+
+
+def _why_no_scores(scores: IndexedValue, key_axis: Axis, facts: Facts, readers: Readers) -> Reason | None:
+    """The reason why scores are not those of an attention; None if they may be."""
+    try:
+        read_scores(scores, key_axis, facts, readers)
+    except Refused as refused:
+        return refused.reason if refused.reason.code == "not-attention" else None
+    return None
 
 
 def _own_nodes(softmax: Softmax, scores: ScorePath, weights: WeightPath, *, keep_outputs: bool) -> tuple[ir.Node, ...]:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
-from onnx_attnfuse.attention.match.paths import read_contraction
+from onnx_attnfuse.attention.match.contractions import read_contraction
 from onnx_attnfuse.attention.match.softmax import Softmax
 from onnx_attnfuse.fusion.enabling.rule import EnablingChange, only_use
 from onnx_attnfuse.graph.build import Builder, dims_of

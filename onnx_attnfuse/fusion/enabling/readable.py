@@ -21,8 +21,8 @@ from collections.abc import Callable, Iterator, Sequence
 
 import onnx_ir as ir
 
+from onnx_attnfuse.attention.match.contractions import read_contraction
 from onnx_attnfuse.attention.match.normal_form import MOST_NODES, Reading, is_product, nodes_between
-from onnx_attnfuse.attention.match.paths import read_contraction
 from onnx_attnfuse.attention.match.softmax import Softmax
 from onnx_attnfuse.certify.arrays import aligned, axes_of
 from onnx_attnfuse.certify.execution import UNKNOWN, Execution

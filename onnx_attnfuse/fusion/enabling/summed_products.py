@@ -14,8 +14,8 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
+from onnx_attnfuse.attention.match.contractions import Contraction, read_contraction
 from onnx_attnfuse.attention.match.normal_form import is_product
-from onnx_attnfuse.attention.match.paths import Contraction, read_contraction
 from onnx_attnfuse.attention.match.softmax import Softmax
 from onnx_attnfuse.fusion.enabling.rule import EnablingChange
 from onnx_attnfuse.graph.build import Builder

@@ -14,7 +14,7 @@ import onnx_ir as ir
 
 from onnx_attnfuse.attention.axes.factors import Axes, Axis, Factor, leaves, length, new_axes, replaced
 from onnx_attnfuse.attention.axes.views import IndexedValue, aligned, upward
-from onnx_attnfuse.attention.match.paths import Contraction, operand_axes, read_contraction
+from onnx_attnfuse.attention.match.contractions import Contraction, operand_axes, read_contraction
 from onnx_attnfuse.attention.match.softmax import softmax_axis
 from onnx_attnfuse.attention.match.steps import (
     Added,

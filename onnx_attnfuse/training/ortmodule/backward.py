@@ -18,7 +18,7 @@ import onnx_ir as ir
 
 from onnx_attnfuse.attention.axes.factors import Axes, Axis, leaves, length
 from onnx_attnfuse.attention.axes.views import IndexedValue
-from onnx_attnfuse.attention.match.paths import Contraction, read_contraction
+from onnx_attnfuse.attention.match.contractions import Contraction, read_contraction
 from onnx_attnfuse.attention.match.softmax import Softmax
 from onnx_attnfuse.attention.spec import AttentionSpec, Replaced
 from onnx_attnfuse.graph.constants import attribute, given, is_standard

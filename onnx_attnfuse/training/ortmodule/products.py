@@ -12,7 +12,7 @@ import onnx_ir as ir
 
 from onnx_attnfuse.attention.axes.factors import Axes, Axis, Factor, leaves, length
 from onnx_attnfuse.attention.axes.views import IndexedValue, downward, upward
-from onnx_attnfuse.attention.match.paths import Contraction
+from onnx_attnfuse.attention.match.contractions import Contraction
 from onnx_attnfuse.graph.constants import is_standard
 from onnx_attnfuse.graph.dtypes import FLOATS
 from onnx_attnfuse.graph.facts import Facts

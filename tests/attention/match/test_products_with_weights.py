@@ -60,6 +60,40 @@ linear (float[b, s, 4] x) => (float[b, 4, 4] out)
 _PART = _CONTEXT.replace("float[b, s, 4] x)", "float[b, s, 4] x, float[b, 4, 8] other)").replace("(x, weight)", "(x, other)")
 
 
+_CORNERS = f"""{HEADER}
+corners (float[b, 4, h, w] x) => (float[b, 2, h, w] out)
+<float[3, 4, 1, 1] weight = {{%s}}, int64[1] zero = {{0}}, int64[1] one = {{1}}, int64[1] two = {{2}}> {{
+    scores = Conv(x, weight)
+    weights = Softmax<axis = 1>(scores)
+    out = Slice(weights, zero, two, one)
+}}"""
+"""The last class of a convolution's is dropped, as SuperPoint does where it finds none."""
+_MIXED = f"""{HEADER}
+mixed (float[b, s, 8] x, float[b, s, 4] v) => (float[b, 4, 4] out)
+<float[8, 8, 1] weight = {{%s}}, int64[2] halves = {{4, 4}}> {{
+    xt = Transpose<perm = [0, 2, 1]>(x)
+    product = Conv(xt, weight)
+    steps, gates = Split<axis = 1>(product, halves)
+    weights = Softmax<axis = -1>(steps)
+    gated = Mul(weights, gates)
+    out = MatMul(gated, v)
+}}"""
+"""Steps of a state space as EfficientViM has them."""
+_CONVOLVED = _HEADS.replace("[2, 2] weight", "[2, 2, 1, 1] weight").replace("MatMul(apart, weight)", "Conv(scores, weight)")
+_CONVOLVED = _CONVOLVED.replace("Transpose<perm = [0, 3, 1, 2]>(mixed)", "Identity(mixed)")
+_PADDED = f"""{HEADER}
+chunks (float[b, 2, s, 4] q, float[b, 2, t, 4] k, float[b, 2, u, 4] v) => (float[b, 2, s, 4] out)
+<float[4, 4] weight = {{%s}}, int64[8] pads = {{0, 0, 0, 0, 0, 0, 0, 3}}> {{
+    kt = Transpose<perm = [0, 1, 3, 2]>(k)
+    scores = MatMul(q, kt)
+    weights = Softmax<axis = -1>(scores)
+    longer = Pad(weights, pads)
+    out = MatMul(longer, v)
+}}"""
+"""Weights in a wider band of keys, as Longformer moves them."""
+_UNUSED = _PADDED.replace("MatMul(longer, v)", "Identity(longer)").replace("s, 4] out", "s, r] out")
+
+
 def _model(text: str, count: int) -> onnx.ModelProto:
     numbers = np.random.default_rng(0).standard_normal(count).round(3)
     return parsed(text % ", ".join(map(str, numbers)))
@@ -74,8 +108,16 @@ def _model(text: str, count: int) -> onnx.ModelProto:
         (_KEYS, 12, "fused", []),
         (_HEADS, 4, "skipped", ["mixed-heads"]),
         (_QUERIES, 12, "fused", []),
+        (_CORNERS, 12, "not-attention", ["not-attention"]),
+        (_MIXED, 64, "not-attention", ["not-attention"]),
+        (_CONVOLVED, 4, "skipped", ["unreadable-score-step"]),
+        (_PADDED, 16, "skipped", ["unreadable-weight-step"]),
+        (_UNUSED, 16, "not-attention", ["not-attention"]),
     ],
-    ids=["kernels", "keys over all tokens", "a product of two inputs", "keys", "heads", "queries"],
+    ids=[
+        *("kernels", "keys over all tokens", "a product of two inputs", "keys", "heads", "queries"),
+        *("classes of a convolution", "steps of a convolution", "convolved scores", "padded weights", "padded weights alone"),
+    ],
 )
 def test_weights_may_be_keys_or_queries(text: str, count: int, status: str, codes: list[str]) -> None:
     (site,) = onnx_attnfuse.optimize(_model(text, count)).report.sites
