@@ -17,9 +17,6 @@ from typing import Any
 
 from onnx_attnfuse.bench.process import ChildError
 
-LATE = "stopped after"
-"""The beginning of the error of a task that took too long."""
-
 
 class Child:
     """A process, started with its first task and again after each death."""
@@ -65,7 +62,7 @@ class Child:
         code = process.wait()
         self.end()
         if late.is_set():
-            raise ChildError(f"{LATE} {self._seconds:g} s")
+            raise ChildError(f"stopped after {self._seconds:g} s")
         raise ChildError(f"the process ended with {code}: {said[-1].strip()[:400] if said else 'it printed nothing'}")
 
     def _started(self) -> subprocess.Popen[str]:

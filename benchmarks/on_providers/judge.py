@@ -59,7 +59,6 @@ class Row:
         low: The quarter of the pairs in which it is least.
         ms: Milliseconds of the export.
         wrong: The cases in which ours is wrong, with how much.
-        run: A digest of all that was run: both models, the inputs, packages.
     """
 
     name: str
@@ -73,7 +72,6 @@ class Row:
     low: float | None = None
     ms: float | None = None
     wrong: Sequence[str] = ()
-    run: str = ""
 
     @property
     def changed(self) -> bool:
