@@ -4,7 +4,7 @@
     .venv-training/bin/python -m benchmarks.losses gpt2 --ways "eager;plain ORTModule;ours, ORTModule" --to OUT.md
 
 `blocks` are two blocks with padding, `gpt2` is a GPT-2 of transformers of two layers. PYTHON is an interpreter that has
-onnxruntime-training. Beside OUT.md there is a picture, OUT.svg.
+onnxruntime-training.
 """
 
 from __future__ import annotations
@@ -15,10 +15,8 @@ os.environ |= {"ATTNFUSE_DEBUG": "0", "ORTMODULE_FALLBACK_POLICY": "FALLBACK_DIS
 
 import importlib
 import json
-import math
 import pathlib
-import subprocess
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pydoc_data.topics import topics
 
 import click
@@ -31,7 +29,6 @@ from onnx_attnfuse.training import wrap
 BATCH, LENGTH, WIDTH = 8, 64, 64
 CASE = Case("gpt", "padding", BATCH, LENGTH, WIDTH, 4, 4, 2)
 _SHOWN = 25
-_COLOURS = ("#bbbbbb", "#e08214", "#2166ac", "#b2182b", "#1b7837", "#000000")
 
 
 def _compiled(module: torch.nn.Module) -> torch.nn.Module:
@@ -116,44 +113,6 @@ def losses(name: str, way: str, steps: int) -> list[float]:
     return found
 
 
-def picture(curves: Mapping[str, Sequence[float]]) -> str:
-    """The curves one upon the other as SVG, the widest first, so that those below show where they differ; six at most."""
-    width, height, steps = 640, 320, len(next(iter(curves.values())))
-    low, high = min(map(min, curves.values())), max(map(max, curves.values()))
-    box = f'viewBox="-50 -20 {width + 70} {height + 60}"'
-    parts = [f'<svg xmlns="http://www.w3.org/2000/svg" {box} font-family="sans-serif" font-size="12">']
-    for line in range(math.ceil(low), math.floor(high) + 1):
-        y = height * (high - line) / (high - low)
-        parts.append(f'<path d="M0 {y:.1f}H{width}" stroke="#dddddd"/>')
-        parts.append(f'<text x="-8" y="{y + 4:.1f}" text-anchor="end">{line}</text>')
-    for row, (name, curve) in enumerate(curves.items()):
-        places = [(width * step / (steps - 1), height * (high - loss) / (high - low)) for step, loss in enumerate(curve)]
-        points = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
-        style = f'stroke="{_COLOURS[row]}" stroke-width="{2 * (len(curves) - row) - 0.5}"'
-        parts.append(f'<polyline points="{points}" fill="none" {style}/>')
-        parts.append(f'<path d="M{width - 170} {20 + 18 * row}h24" {style}/>')
-        parts.append(f'<text x="{width - 140}" y="{24 + 18 * row}">{name}</text>')
-    parts.append(f'<text x="{width / 2}" y="{height + 30}" text-anchor="middle">step</text>')
-    return "\n".join([*parts, '<text x="-40" y="-6">loss</text></svg>']) + "\n"
-
-
-def beside(name: str, python: str, steps: int) -> dict[str, list[float]]:
-    """The losses with ORTModule, by another interpreter."""
-    command = [python, "-W", "ignore", "-m", "benchmarks.losses", name, "--ways", _THERE, "--steps", str(steps)]
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, check=True)
-    return json.loads(done.stdout.splitlines()[-1])
-
-
-def table(found: Mapping[str, Sequence[float]], steps: int) -> str:
-    """Some steps, and how far each way is from the first at most."""
-    from benchmarks import harness
-
-    rows = [[step + 1, *(f"{curve[step]:.5f}" for curve in found.values())] for step in [*range(0, steps, _SHOWN), steps - 1]]
-    first = next(iter(found.values()))
-    far = [f"{max(abs(a - b) for a, b in zip(curve, first, strict=True)):.1e}" for curve in found.values()]
-    return harness.table(["step", *found], [*rows, ["furthest from the first", *far]])
-
-
 @click.command()
 @click.argument("name", type=click.Choice(sorted(MODELS)))
 @click.option("--steps", default=200)
@@ -161,20 +120,31 @@ def table(found: Mapping[str, Sequence[float]], steps: int) -> str:
 @click.option("--ortmodule", metavar="PYTHON", help="Trains with ORTModule as well, in this interpreter.")
 @click.option("--to", type=pathlib.Path, help="The page; without it losses are printed as JSON.")
 def main(name: str, steps: int, ways: str, ortmodule: str | None, to: pathlib.Path | None) -> None:
-    """Trains with each, and writes a table and a picture."""
+    """Trains with each, and writes some steps, and how far each way is from the first at most."""
+    from benchmarks.harness import Benchmark, Row, Setting, page, printed
+
     found = {way: losses(name, way, steps) for way in ways.split(";")}
-    found |= beside(name, ortmodule, steps) if ortmodule else {}
+    if ortmodule:
+        found |= json.loads(
+            printed("benchmarks.losses", name, "--ways", _THERE, "--steps", steps, python=ortmodule).splitlines()[-1]
+        )
     if to is None:
         click.echo(json.dumps(found))
         return
-    words = f"python -m benchmarks.losses {name}" + f" --ortmodule {ortmodule}" * bool(ortmodule)
-    data = f"{steps} steps of {BATCH} × {LENGTH} bytes of Python's documentation"
-    where = f"torch {torch.__version__} on the CPU, float32, AdamW, {data}."
-    image = to.with_suffix(".svg")
-    to.write_text(
-        f"# Losses\n\n    {words}\n\n{where}\n\n![loss by step]({image.name})\n\n{table(found, steps)}\n", encoding="utf-8"
+    first = next(iter(found.values()))
+    far = {way: max(abs(a - b) for a, b in zip(curve, first, strict=True)) for way, curve in found.items()}
+    rows = [
+        Row(str(step + 1), lambda _, step=step: {way: f"{curve[step]:.5f}" for way, curve in found.items()})
+        for step in (*range(0, steps, _SHOWN), steps - 1)
+    ]
+    rows.append(Row("furthest from the first", lambda _: {way: f"{largest:.1e}" for way, largest in far.items()}))
+    note = f"{steps} steps of {BATCH} × {LENGTH} bytes of Python's documentation, float32, AdamW."
+    words = (
+        f"python -m benchmarks.losses {name}"
+        + f' --ways "{ways}"' * (ways != _HERE)
+        + f" --ortmodule {ortmodule}" * bool(ortmodule)
     )
-    image.write_text(picture(found), encoding="utf-8")
+    page(Benchmark("Losses", lambda _: iter(rows), note, ("step",)), Setting("cpu"), words, to)
 
 
 if __name__ == "__main__":

@@ -19,14 +19,16 @@ import dataclasses
 import json
 import math
 import pathlib
-import subprocess
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 import click
 import torch
+
+if TYPE_CHECKING:
+    from benchmarks.harness import Row
 
 RESULTS = pathlib.Path(__file__).parent / "results" / "training_modules.md"
 DROPOUT = 0.1
@@ -186,27 +188,23 @@ def _larger(one: float, other: float) -> float:
     return one if math.isnan(one) or one > other else other
 
 
-_HEAD = """\
-# Modules in training
-
+NOTE = """\
 Attentions fused of those found, on the CPU, and how far the result and the worst gradient of any parameter are from
 eager's, in parts of the largest, at worst over every padding (right, left, holes, all of an entry). With dropout other
 weights are dropped than in eager, so nothing is compared. What `-1e4` masks is compared in float64 on PyTorch,
-as eager rounds it in float32; ORTModule has no float64. `make training-modules` writes this.
+as eager rounds it in float32; ORTModule has no float64. The last column says how masks are passed by the first back end."""
+Found = Mapping[str, Mapping[tuple[str, str], tuple[str, str]]]
+"""What each back end makes of each module."""
 
-"""
 
-
-def page(found: Mapping[str, Mapping[str, tuple[str, str]]]) -> str:
-    """All rows, a column for each back end, and how masks are passed by the first."""
-    from benchmarks.harness import table
+def rows(found: Found) -> Iterator[Row]:
+    """A row for each module, a column for each back end."""
+    from benchmarks.harness import Row
 
     first = next(iter(found.values()))
-    rows = [
-        [name, *(cells.get(name, ("", ""))[0] for cells in found.values()), first.get(name, ("", ""))[1]]
-        for name in dict.fromkeys(name for cells in found.values() for name in cells)
-    ]
-    return f"{_HEAD}{table(['module', *found, 'of the first, how'], rows)}\n"
+    for label in dict.fromkeys(label for cells in found.values() for label in cells):
+        cells = {name: made.get(label, ("", ""))[0] for name, made in found.items()}
+        yield Row(label, lambda _, label=label, cells=cells: {**cells, "of the first, how": first.get(label, ("", ""))[1]})
 
 
 def run(backend: str, only: str) -> None:
@@ -216,7 +214,7 @@ def run(backend: str, only: str) -> None:
     print(json.dumps(f"{names[backend]}, torch {torch.__version__}"), flush=True)  # what it finds unwritten ORTModule swallows
     for subject in subjects():
         if only in subject.variant:
-            print(json.dumps([f"{subject.name}, {subject.variant}", *measured(subject, backend)]), flush=True)
+            print(json.dumps([subject.name, subject.variant, *measured(subject, backend)]), flush=True)
 
 
 @click.command()
@@ -228,14 +226,19 @@ def main(backends: tuple[str, ...], to: pathlib.Path, only: str) -> None:
     if "=" not in backends[0]:
         run(backends[0], only)
         return
-    found: dict[str, dict[str, tuple[str, str]]] = {}
-    for item in backends:
-        backend, python = item.split("=", 1)
-        command = [python, "-W", "ignore", "-m", "benchmarks.training_modules", backend, "--only", only]
-        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, check=True)
-        name, *rows = [json.loads(line) for line in done.stdout.splitlines() if line[:1] in {'"', "["}]
-        found[name] = {module: (cell, how) for module, cell, how in rows}
-        to.write_text(page(found))
+    from benchmarks.harness import Benchmark, Setting, page, printed
+
+    found: dict[str, dict[tuple[str, str], tuple[str, str]]] = {}
+    for backend, _, python in (item.partition("=") for item in backends):
+        lines = printed("benchmarks.training_modules", backend, "--only", only, python=python).splitlines()
+        name, *made = [json.loads(line) for line in lines if line[:1] in {'"', "["}]
+        found[name] = {(kind, variant): (cell, how) for kind, variant, cell, how in made}
+        page(
+            Benchmark("Modules in training", lambda _: rows(found), NOTE, ("", "module")),
+            Setting("cpu"),
+            "make training-modules",
+            to,
+        )
 
 
 if __name__ == "__main__":
