@@ -118,7 +118,7 @@ fuzz: .venv/dev  ## N generated graphs, each held against itself fused; SEED, JO
 	$(BIN)/python -m tests.fuzz --graphs $(N) --seed $(SEED) --jobs $(JOBS) --verify $(VERIFY) $(if $(EP),--ep $(EP)) --out build/fuzz
 
 bench: .venv/models  ## Speed and memory beside the other tools, into benchmarks/results; half an hour.
-	$(BIN)/python benchmarks/fusing.py
+	$(BIN)/python -m benchmarks.fusing --to benchmarks/results/fusing.md
 
 clean:  ## Take away environments and everything that was built.
 	rm -rf .venv .venv-lowest .venv-training .venv-training-newest .venv-openvino .venv-qnn .venv-webgpu build

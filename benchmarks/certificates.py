@@ -1,26 +1,24 @@
 """What certificates prove and refute: ``python -m benchmarks.certificates {proofs,wrong,write} ...``.
 
-    proofs FOLDER OUT.jsonl [--only NAMES] fuses each model of a folder, proves it with z3, and has both solvers check
-    wrong FOLDER OUT.jsonl [--only NAMES]   rewrites that are wrong on purpose: proved, refuted, seen by hostile runs
+    proofs FOLDER OUT.jsonl [--only NAME] fuses each model of a folder, proves it with z3, and has both solvers check
+    wrong FOLDER OUT.jsonl [--only NAME]   rewrites that are wrong on purpose: proved, refuted, seen by hostile runs
     write OUT.md RECORDS.jsonl...          the table
 
-Times are CPU times of one process, so that other work on the machine does not count. ``--jobs N`` has N processes work, each
-on a model, or on a part of its wrong rewrites. What OUT.jsonl has is not measured again.
+Times are CPU times of one process, so that other work on the machine does not count. Records are added to those in OUT.jsonl.
 """
 
 # pyright: basic, reportMissingTypeStubs=false
 from __future__ import annotations
 
-import argparse
 import concurrent.futures
-import itertools
 import json
 import pathlib
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import click
 import onnx
 import onnx_ir as ir
 
@@ -92,8 +90,8 @@ def proofs(model: pathlib.Path, name: str = "", **choices: Any) -> Iterator[Reco
     yield record
 
 
-def wrong(model: pathlib.Path, part: int = 0, parts: int = 1, done: Sequence[str] = (), **choices: Any) -> Iterator[Record]:
-    """One record for each kind of wrong rewrite of a model, of every `parts`-th kind from `part` on."""
+def wrong(model: pathlib.Path, name: str = "", **choices: Any) -> Iterator[Record]:
+    """One record for each kind of wrong rewrite of a model."""
     from tests.support.wrong_rewrites import wrong_rewrites
 
     with tempfile.TemporaryDirectory() as folder:
@@ -103,10 +101,9 @@ def wrong(model: pathlib.Path, part: int = 0, parts: int = 1, done: Sequence[str
             if what in seen:
                 continue
             seen.add(what)
-            if len(seen) % parts == part and what not in done:
-                found = _judged(before, value, changed)
-                runs = _runs(model, changed, folder) if len(seen) % RUNS_EVERY == 1 else "not run"
-                yield {"what": "wrong", "model": model.stem, "change": what, **found, "runs": runs}
+            found = _judged(before, value, changed)
+            runs = _runs(model, changed, folder) if len(seen) % RUNS_EVERY == 1 else "not run"
+            yield {"what": "wrong", "model": model.stem, "change": what, **found, "runs": runs}
 
 
 def _judged(before: ir.Model, value: str, changed: onnx.ModelProto) -> Record:
@@ -143,63 +140,37 @@ def _runs(model: pathlib.Path, changed: onnx.ModelProto, folder: str) -> str:
         return f"refused: {str(error)[:60]}"
 
 
-Work = tuple[Callable[..., Iterator[Record]], tuple[Any, ...], dict[str, Any]]
+def _records(measure: Callable[..., Iterator[Record]], model: pathlib.Path, name: str, choices: dict[str, Any]) -> list[Record]:
+    return list(measure(model, name, **choices))
 
 
-def _work(options: argparse.Namespace, known: Sequence[Record]) -> Iterator[Work]:
-    """What is still to be measured: a function that gives records, and its arguments."""
-    folder, *_ = options.paths
-    wanted = [item for item in options.only.split(",") if item]
-    models = [path for path in sorted(folder.glob("*.onnx")) if not wanted or any(map(path.match, wanted))][:: options.sample]
-    for model in models:
-        before = [item for item in known if item["model"] == model.stem]
-        if options.what == "wrong":
-            changes = tuple(item["change"] for item in before)
-            yield from ((wrong, (model, part, options.jobs, changes), options.choices) for part in range(options.jobs))
-        elif not any(item["set"] == (options.name or item["set"]) for item in before):
-            yield proofs, (model, options.name), options.choices
-
-
-def _all(work: Work) -> list[Record]:
-    function, given, choices = work
-    return list(function(*given, **choices))
-
-
-def _measured(work: Sequence[Work], jobs: int) -> Iterator[Record]:
-    """The records as they come, of one process or of several."""
-    if jobs == 1:
-        yield from itertools.chain.from_iterable(function(*given, **choices) for function, given, choices in work)
-        return
-    with concurrent.futures.ProcessPoolExecutor(jobs) as pool:
-        for finished in concurrent.futures.as_completed([pool.submit(_all, item) for item in work]):
-            if finished.exception() is None:
-                yield from finished.result()
-            else:
-                print("not measured:", repr(finished.exception()), flush=True)
-
-
-def main() -> None:
+@click.command()
+@click.argument("what", type=click.Choice(["proofs", "wrong", "write"]))
+@click.argument("paths", nargs=-1, required=True, type=pathlib.Path)
+@click.option("--sample", default=1, help="Every Nth model of the folder.")
+@click.option("--name", default="", help="What the set is called; else as its folder.")
+@click.option("--choices", type=json.loads, default="{}", help="Options of optimize, as JSON.")
+@click.option("--only", default="*", help="A pattern of names of files.")
+@click.option("--jobs", default=1, help="Processes, each on a model.")
+def main(
+    what: str, paths: tuple[pathlib.Path, ...], sample: int, name: str, choices: dict[str, Any], only: str, jobs: int
+) -> None:
     """Measures, or writes the page."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["proofs", "wrong", "write"])
-    parser.add_argument("paths", nargs="+", type=pathlib.Path)
-    parser.add_argument("--sample", type=int, default=1, help="every Nth model of the folder")
-    parser.add_argument("--name", default="", help="what the set is called; else as its folder")
-    parser.add_argument("--choices", type=json.loads, default={}, help="options of optimize, as JSON")
-    parser.add_argument("--only", default="", help="patterns of names of files, with commas")
-    parser.add_argument("--jobs", type=int, default=1, help="processes")
-    options = parser.parse_args()
-    if options.what == "write":
-        out, *sources = options.paths
+    if what == "write":
+        out, *sources = paths
         records = [json.loads(line) for source in sources for line in source.read_text().splitlines()]
         out.write_text(page(records))
         return
-    out = options.paths[-1]
-    known = [json.loads(line) for line in out.read_text().splitlines()] if out.exists() else []
-    known = [item for item in known if item["what"] == options.what]
-    with out.open("a") as file:
-        for record in _measured(list(_work(options, known)), options.jobs):
-            file.write(json.dumps(record) + "\n")
+    folder, out = paths
+    models = sorted(path for path in folder.glob("*.onnx") if path.match(only))[::sample]
+    measure = proofs if what == "proofs" else wrong
+    with concurrent.futures.ProcessPoolExecutor(jobs) as pool, out.open("a") as file:
+        work = [pool.submit(_records, measure, model, name, choices) for model in models]
+        for finished in concurrent.futures.as_completed(work):
+            if error := finished.exception():
+                click.echo(f"not measured: {error!r}", err=True)
+            for record in () if error else finished.result():
+                file.write(json.dumps(record) + "\n")
             file.flush()
 
 

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from benchmarks.harness import table
+from benchmarks.harness import machine, table
 
 Record = dict[str, Any]
 ATTENTIONS = ("MultiHeadAttention", "GroupQueryAttention", "Attention")
@@ -18,8 +18,8 @@ def page(records: Sequence[Record]) -> str:
     """The whole of `certificates.md`."""
     parts = [
         "# Certificates: what is proved, what is refuted",
-        "Written by `python -m benchmarks.certificates`. CPU times of one process, of some thirty on a machine of 32 cores; z3 "
-        "5.4.1, cvc5 1.4.2, ONNX Runtime 1.30. The target is the CPU, but where a set says CUDA.",
+        "Written by `python -m benchmarks.certificates`. CPU times of one process. The target is the CPU, but where a set says "
+        f"CUDA. {machine()}.",
         *_proved([item for item in records if item["what"] == "proofs"]),
         *_refuted([item for item in records if item["what"] == "wrong"]),
     ]

@@ -1,45 +1,51 @@
-"""Speed and memory of fusing, beside the other tools: ``python benchmarks/fusing.py [--layers 12,24] [--cap SECONDS]``.
+"""Speed and memory of fusing, beside the other tools: `python -m benchmarks.fusing [--sizes 12,24] [--only small] [--to PAGE]`.
 
 Whole commands are measured, start of the interpreter and imports included, one at a time and taking turns. Their outputs are
-examined, too: a tool that does nothing would be the fastest. Only the standard library is imported here: Linux counts what a
-process was before `exec` in its peak memory, so a child never reports less than its parent held when it was started.
+examined, too: a tool that does nothing would be the fastest. The decoder is a Llama of transformers with random weights: rotary
+embedding, grouped keys and values, causal and padding mask. `small` is narrow, so that its file holds mostly graph. `large` has
+the width of a 1.1 B model; its weights are never made: they are a hole in a data file, which takes no room on the disk and reads
+as zeros.
 """
 
+# pyright: basic, reportMissingTypeStubs=false
 from __future__ import annotations
 
-import argparse
+import collections
 import contextlib
 import dataclasses
-import importlib.metadata
+import functools
+import io
 import json
 import os
 import pathlib
-import platform
-import resource
-import shutil
-import signal
 import statistics
-import subprocess
 import sys
 import tempfile
-import threading
-import time
-from collections.abc import Sequence
+from collections.abc import Iterator
 from typing import Any
 
-HERE = pathlib.Path(__file__).resolve().parent
-EXPORTERS = {"ts17": "TorchScript, opset 17", "dyn18": "dynamo, opset 18"}
-PACKAGES = ("onnx-attnfuse", "onnx", "onnx-ir", "onnxruntime", "onnxscript", "torch", "transformers", "numpy")
-REPEATS, PEER_REPEATS, SLOW = 3, 2, 20.0
-"""Runs of ours and of others, and the seconds after which another is not run a second time."""
-MEMORY = 16 * 2**30
-"""Bytes that a command may allocate; one that wants more fails."""
-_TAIL = 2000
-_CHILD = ("-m", "benchmarks.fusing_child")
+import numpy as np
+import onnx
+import onnx_ir as ir
+import onnxruntime
+import torch
+
+from benchmarks.harness import Benchmark, Bound, Cells, Row, Setting, command, printed, tried
+from benchmarks.whole.exports import module_of, strip
+from models.adapters import Flat, logits
+from models.exporters import export_module
+from models.recipe import Recipe
+from models.recipes_text import GROUPED, IDS, MASK, model
+
+_ROOT = str(pathlib.Path(__file__).parents[1])
+EXPORTERS = {"ts17": ("TorchScript, opset 17", "eager"), "dyn18": ("dynamo, opset 18", "sdpa")}
+LAYERS = ((12,), (24,), (48,), (96,), (2,))
+PEER_REPEATS, SLOW = 2, 20.0
+"""Runs of other tools, and the seconds after which another is not run a second time."""
 _OPTIMIZER = "-m onnxruntime.transformers.optimizer --input MODEL --output OUTPUT --model_type"
 TOOLS = {
     "attnfuse": "-m onnx_attnfuse_cli optimize MODEL -o OUTPUT --verify none",
-    "onnxscript": f"{' '.join(_CHILD)} onnxscript MODEL OUTPUT",
+    "onnxscript": "-m benchmarks.by_onnxscript MODEL OUTPUT",
     "onnxruntime qwen3": f"{_OPTIMIZER} qwen3 SHAPE",
     "onnxruntime gpt2": f"{_OPTIMIZER} gpt2 SHAPE",
 }
@@ -47,6 +53,16 @@ TOOLS = {
 SHAPES = {
     "small": "--num_heads 4 --hidden_size 64",
     "large": "--num_heads 32 --hidden_size 2048 --use_external_data_format",
+}
+SIZES: dict[str, dict[str, int]] = {
+    "small": {"hidden_size": 64, "intermediate_size": 128, "vocab_size": 1000},
+    "large": {
+        "hidden_size": 2048,
+        "intermediate_size": 5632,
+        "vocab_size": 32000,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 4,
+    },
 }
 
 
@@ -59,156 +75,129 @@ class Case:
     size: str
 
     def __str__(self) -> str:
-        return f"{self.layers} layers, {EXPORTERS[self.exporter]}" + ", large" * (self.size == "large")
+        return f"{self.layers} layers, {EXPORTERS[self.exporter][0]}, {self.size}"
 
-    def command(self, tool: str, model: pathlib.Path, output: pathlib.Path) -> list[str]:
-        """The command line of a tool."""
-        words = {"MODEL": [str(model)], "OUTPUT": [str(output)], "SHAPE": SHAPES[self.size].split()}
-        return [sys.executable, *(item for word in TOOLS[tool].split() for item in words.get(word, [word]))]
+    def module(self) -> Any:
+        """A Llama whose logits are a function of ids and mask; parameters of the large one are memory that is not written."""
+        more = {"num_hidden_layers": self.layers, "max_position_embeddings": 128}
+        source = "LlamaForCausalLM", "LlamaConfig", GROUPED | SIZES[self.size] | more, EXPORTERS[self.exporter][1]
+        torch.manual_seed(0)
+        build = functools.partial(Flat, names=("input_ids", "attention_mask"), select=logits, use_cache=False)
+        return build(model(*source)).eval() if self.size == "small" else module_of(lambda: build(model(*source)), "float32")
 
+    def built(self, folder: pathlib.Path) -> pathlib.Path:
+        """The model, exported once with dynamic batch and length, and kept in a folder of its own."""
+        path = folder.absolute() / f"decoder_{self.size}_{self.layers}_{self.exporter}" / "model.onnx"
+        if path.exists():
+            return path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        module, part = self.module(), path.with_suffix(".part")
+        example = {"input_ids": torch.arange(20).reshape(2, 10), "attention_mask": torch.ones(2, 10, dtype=torch.long)}
+        with contextlib.redirect_stdout(io.StringIO()):
+            self._export(module, example, part)
+        return part.replace(path)
 
-@dataclasses.dataclass(frozen=True)
-class Usage:
-    """What one command took.
-
-    Attributes:
-        status: `ok`, `failed`, or `capped` for one that was stopped at the time cap; its figures are lower bounds.
-        wall: Seconds from start to end.
-        cpu: Seconds of user and system time.
-        rss: Peak resident memory in MB (10^6 bytes).
-        note: The last line that a command that failed printed.
-    """
-
-    status: str
-    wall: float
-    cpu: float
-    rss: float
-    note: str = ""
-
-
-def run(command: Sequence[str], folder: pathlib.Path, cap: float) -> Usage:
-    """Runs a command in a folder, for its temporary files too, to its end, or kills it and its children after so many seconds."""
-    stopped = threading.Event()
-
-    def stop(group: int) -> None:
-        with contextlib.suppress(ProcessLookupError):  # it ended at the last moment
-            os.killpg(group, signal.SIGKILL)
-            stopped.set()
-
-    environment = os.environ | {"TMPDIR": str(folder)}
-    with tempfile.TemporaryFile() as printed:
-        started = time.perf_counter()
-        options: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": printed, "stderr": subprocess.STDOUT}
-        child = subprocess.Popen(command, **options, start_new_session=True, cwd=folder, env=environment)
-        resource.prlimit(child.pid, resource.RLIMIT_DATA, (MEMORY, MEMORY))
-        timer = threading.Timer(cap, stop, [child.pid])
-        timer.start()
-        _, code, usage = os.wait4(child.pid, 0)
-        wall = time.perf_counter() - started
-        timer.cancel()
-        timer.join()
-        child.returncode = os.waitstatus_to_exitcode(code)
-        size = os.fstat(printed.fileno()).st_size
-        lines = os.pread(printed.fileno(), _TAIL, max(0, size - _TAIL)).decode(errors="replace").split("\n")
-    note = next((line.strip() for line in reversed(lines) if line.strip()), "it printed nothing")
-    status = "capped" if stopped.is_set() else "failed" if child.returncode else "ok"
-    return Usage(status, wall, usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024 / 1e6, note if status == "failed" else "")
+    def _export(self, module: Any, example: dict[str, torch.Tensor], part: pathlib.Path) -> None:
+        if self.size == "small":
+            recipe = Recipe("llama", lambda attention: module, (IDS, MASK), ("logits",))
+            export_module(recipe, module, example, self.exporter, part, dynamic=frozenset(["batch", "seq"]))
+            return
+        shape = {0: torch.export.Dim("batch"), 1: torch.export.Dim("seq")}
+        options: dict[str, Any] = {"input_names": list(example), "dynamic_shapes": ((shape, shape),)}
+        program: Any = torch.onnx.export(module, tuple(example.values()), dynamo=True, opset_version=18, **options)
+        size = strip(program.model, "model", {name for name, _ in module.named_parameters(remove_duplicate=False)})
+        with part.with_name("model.onnx.data").open("wb") as file:
+            file.truncate(size)
+        ir.save(program.model, part)
 
 
-def build(case: Case, cache: pathlib.Path) -> pathlib.Path:
-    """The model of a case, exported once and kept in a folder of its own."""
-    path = cache / f"decoder_{case.size}_{case.layers}_{case.exporter}" / "model.onnx"
-    if not path.exists():
-        print(f"exporting {case}", flush=True)
-        arguments = ["export", case.exporter, str(case.layers), case.size, str(path)]
-        subprocess.run([sys.executable, *_CHILD, *arguments], check=True, capture_output=True)
-    return path
+def outcome(case: Case, path: pathlib.Path, output: pathlib.Path) -> Cells:
+    """What a tool fused, whether the file loads, and how far results are from the model's."""
+    counts = collections.Counter(node.op_type for node in onnx.load(output, load_external_data=False).graph.node)
+    fused = {name: count for name, count in sorted(counts.items()) if name.endswith("Attention")}
+    words = ", ".join(f"{count} {name}" for name, count in fused.items())
+    found = {"sites fused": f"{sum(fused.values())} of {case.layers} ({words})"}
+    if case.size == "large":
+        return {**found, "loads": tried(lambda: "yes" if plain_session(output) else "no")}
+    mask = np.ones((2, 12), np.int64)
+    mask[1, 9:] = 0  # the second of two sequences is padded at its end
+    feeds = {"input_ids": np.random.default_rng(0).integers(0, 1000, mask.shape), "attention_mask": mask}
+    ours, theirs = (Bound(item, Setting("cpu"), feeds).output() for item in (output, path))
+    return {**found, "loads": "yes", "max. difference": f"{np.abs(ours - theirs).max():.1e}"}
 
 
-def rows(case: Case, model: pathlib.Path, cap: float) -> list[list[str]]:
-    """Runs all tools on one model, taking turns; outputs are written beside the model, where its weights are, and deleted."""
-    usages: dict[str, list[Usage]] = {tool: [] for tool in TOOLS}
-    outputs = {tool: model.with_name(f"output_{index}.onnx") for index, tool in enumerate(TOOLS)}
-    ours = next(iter(TOOLS))
-    for turn in range(REPEATS):
-        for tool, before in usages.items():
-            if tool != ours and (turn >= PEER_REPEATS or any(item.status != "ok" or item.wall >= SLOW for item in before)):
-                continue
-            with tempfile.TemporaryDirectory(dir=model.parent) as scratch:
-                before.append(run(case.command(tool, model, outputs[tool]), pathlib.Path(scratch), cap))
-            print(f"{case}  {tool}  {before[-1]}", flush=True)
-    found: list[list[str]] = []
-    first: dict[str, float] = {}
-    for tool, runs in usages.items():
-        wall, cpu, rss = (statistics.median_low(getattr(item, key) for item in runs) for key in ("wall", "cpu", "rss"))
-        first = first or {"wall": wall, "cpu": cpu}
-        more = "> " if runs[0].status == "capped" else ""
-        ratios = ["", ""] if tool == ours else [f"{more}{wall / first['wall']:.1f}", f"{more}{cpu / first['cpu']:.1f}"]
-        figures = [f"{more}{wall:.2f}", f"{more}{cpu:.2f}", *ratios, f"{rss:.0f}"]
-        found.append([str(case), tool, *figures, *examined(case, runs[0], model, outputs[tool])])
+def plain_session(path: pathlib.Path) -> onnxruntime.InferenceSession:
+    """A session that leaves graph and weights as they are in the file, as a large model would be copied otherwise."""
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.add_session_config_entry("session.disable_prepacking", "1")
+    return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+
+
+def ran(case: Case, tool: str, setting: Setting, output: pathlib.Path) -> dict[str, Any]:
+    """What a run of a tool took; outputs are beside the model, where its weights are."""
+    path = case.built(setting.folder)
+    given = {"MODEL": [str(path)], "OUTPUT": [str(output)], "SHAPE": SHAPES[case.size].split()}
+    words = [item for word in TOOLS[tool].split() for item in given.get(word, [word])]
+    paths = {"PYTHONPATH": os.pathsep.join(map(os.path.abspath, [_ROOT, *sys.path[1:]]))}
+    with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
+        return json.loads(printed("benchmarks.metered", scratch, setting.seconds, sys.executable, *words, environment=paths))
+
+
+@functools.cache
+def measured(case: Case, setting: Setting) -> dict[str, Cells]:
+    """The cells of all tools, taking turns on one model."""
+    runs: dict[str, list[dict[str, Any]]] = {tool: [] for tool in TOOLS}
+    path, ours = case.built(setting.folder), next(iter(TOOLS))
+    outputs = {tool: path.with_name(f"output_{place}.onnx") for place, tool in enumerate(TOOLS)}
+    for turn in range(1 if setting.quick else setting.rounds):
+        for tool, before in runs.items():
+            if tool == ours or (turn < PEER_REPEATS and all(item["status"] == "ok" and item["wall"] < SLOW for item in before)):
+                before.append(ran(case, tool, setting, outputs[tool]))
+    found: dict[str, Cells] = {}
+    middle = {
+        tool: {key: statistics.median_low(item[key] for item in took) for key in ("wall", "cpu", "mb")}
+        for tool, took in runs.items()
+    }
+    for tool, took in middle.items():
+        status, more = runs[tool][0]["status"], "> " * (runs[tool][0]["status"] == "stopped")
+        ratios = {key: f"{more}{took[key] / middle[ours][key]:.1f}" * (tool != ours) for key in ("wall", "cpu")}
+        figures = {
+            "wall s": f"{more}{took['wall']:.2f}",
+            "CPU s": f"{more}{took['cpu']:.2f}",
+            "× wall": ratios["wall"],
+            "× CPU": ratios["cpu"],
+        }
+        figures["peak MB"] = f"{took['mb']:.0f}"
+        lost = {"sites fused": "–", "loads": runs[tool][0]["note"].replace("|", "/")}
+        try:
+            found[tool] = figures | (outcome(case, path, outputs[tool]) if status == "ok" else lost)
+        except Exception as error:  # noqa: BLE001 - the runtime's error is the result
+            found[tool] = figures | {"loads": f"no: {str(error).strip().splitlines()[0][:120]}"}
+        for file in path.parent.glob(f"{outputs[tool].name}*"):
+            file.unlink()
     return found
 
 
-def examined(case: Case, usage: Usage, model: pathlib.Path, output: pathlib.Path) -> list[str]:
-    """What a tool fused, whether the file loads, and how far results are from the model's; the file is deleted."""
-    command = [sys.executable, *_CHILD, "outcome", str(model), str(output), case.size]
-    done = subprocess.run(command, check=False, capture_output=True, text=True) if output.exists() else None
-    for file in output.parent.glob(f"{output.name}*"):
-        file.unlink()
-    if usage.status != "ok" or done is None:
-        return ["–", {"capped": "stopped", "failed": usage.note, "ok": "wrote nothing"}[usage.status].replace("|", "¦"), ""]
-    if done.returncode:
-        return ["–", f"the check ended with exit code {done.returncode}", ""]
-    told = json.loads(done.stdout)
-    fused = ", ".join(f"{count} {name}" for name, count in told["fused"].items())
-    difference = f"{told['difference']:.1e}" if "difference" in told else ""
-    return [f"{sum(told['fused'].values())} of {case.layers} ({fused})", told["loads"].replace("|", "¦"), difference]
-
-
-def page(found: Sequence[Sequence[str]], cap: float) -> str:
-    """The whole of `fusing.md`."""
-    head = ["model", "tool", "wall s", "CPU s", "× wall", "× CPU", "peak MB", "sites fused", "loads", "max. difference"]
-    versions = [f"{name} {importlib.metadata.version(name)}" for name in PACKAGES]
-    machine = [f"python {platform.python_version()}", f"{platform.system()} {platform.machine()}", f"{os.cpu_count()} processors"]
-    parts = [
-        "# Fusing: speed and memory",
-        f"Written by `python benchmarks/fusing.py`. `×` is how many times as long as the first tool, medians of {REPEATS} runs "
-        f"in turns; others were stopped after {cap:.0f} s. {', '.join([*machine, *versions])}.",
-        "\n".join(f"| {' | '.join(row)} |" for row in [head, ["---"] * len(head), *found]),
-        "\n".join(f"- {tool}: `python {command}`" for tool, command in TOOLS.items()),
-    ]
-    return "\n\n".join(parts) + "\n"
-
-
-def main() -> int:
-    """Measures all cases and writes the page after each, so that an interrupted run leaves what it has."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--layers", default="12,24,48,96", help="depths of the small decoders, with commas; may be empty")
-    parser.add_argument("--cap", type=float, default=400, help="seconds for one run of another tool")
-    parser.add_argument("--cache", type=pathlib.Path, default=HERE.parent / "build" / "benchmarks", help="where exports are kept")
-    parser.add_argument("--to", type=pathlib.Path, default=HERE / "results" / "fusing.md", help="the page")
-    parser.add_argument("--no-large", action="store_true", help="without the model of more than 2 GB")
-    options = parser.parse_args()
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(HERE.parent), *sys.path[1:]])
-    depths = [int(text) for text in options.layers.split(",") if text]
-    cases = [Case(exporter, layers, "small") for layers in depths for exporter in EXPORTERS]
-    cases += [] if options.no_large else [Case("dyn18", 12, "large")]
-    cache = options.cache.absolute()
-    cache.mkdir(parents=True, exist_ok=True)
-    if not options.no_large and shutil.disk_usage(cache).free < 10e9:
-        parser.error("the outputs for the large model need 10 GB of disk; give another --cache")
-    models = {case: build(case, cache) for case in cases}
-    with tempfile.TemporaryDirectory(dir=cache) as scratch:  # once unmeasured, so that none pays for compiling its modules
-        smallest = min(models, key=lambda case: models[case].stat().st_size)
+def rows(setting: Setting) -> Iterator[Row]:
+    """A row for each model and tool."""
+    layers = [number for (number,) in setting.sizes_or(LAYERS)]
+    cases = [Case(exporter, number, "small") for number in layers for exporter in EXPORTERS]
+    with tempfile.TemporaryDirectory() as scratch:  # once unmeasured, so that none pays for compiling its modules
         for tool in TOOLS:
-            run(smallest.command(tool, models[smallest], pathlib.Path(scratch, "warm.onnx")), pathlib.Path(scratch), 120)
-    found: list[list[str]] = []
-    for case, model in models.items():
-        found += rows(case, model, options.cap)
-        options.to.write_text(page(found, options.cap), encoding="utf-8")
-    print(page(found, options.cap))
-    return 0
+            ran(cases[0], tool, setting, pathlib.Path(scratch, "warm.onnx"))
+    for case in (*cases, *(() if setting.quick else (Case("dyn18", 12, "large"),))):
+        for tool in TOOLS:
+            yield Row((str(case), tool), lambda setting, case=case, tool=tool: measured(case, setting)[tool])
 
+
+NOTE = """\
+`×` is how many times as long as the first tool, medians of runs in turns; others are stopped after `--seconds`, by default 400.
+
+""" + "\n".join(f"- {tool}: `python {words}`" for tool, words in TOOLS.items())
+BENCHMARK = Benchmark("Fusing: speed and memory", rows, NOTE, ("model", "tool"))
+main = command("fusing", BENCHMARK, provider="cpu", rounds=3, seconds=400.0)
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

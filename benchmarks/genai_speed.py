@@ -75,8 +75,8 @@ def contenders(size: str, setting: Setting) -> dict[str, pathlib.Path]:
     folders.shared(export, config, right, "--padding", "assume-right")
     if not built.exists():
         folders.built(config, built)
-    growing = folders.growing(decoder, fused, config, folder / "fused")
-    plain = folders.growing(decoder, export, config, folder / "growing")
+    growing = folders.growing(fused, shared, folder / "fused")
+    plain = folders.growing(export, shared, folder / "growing")
     return dict(zip(MODELS, (built, shared, right, growing, plain), strict=True))
 
 

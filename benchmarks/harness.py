@@ -35,7 +35,17 @@ from onnx import numpy_helper
 
 PROVIDERS = {"cuda": "CUDAExecutionProvider", "cpu": "CPUExecutionProvider"}
 WRONG = "WRONG"
-_PACKAGES = ("torch", "transformers", "onnxruntime-gpu", "onnxruntime", "onnxruntime-genai", "onnxscript", "openvino")
+_PACKAGES = (
+    "torch",
+    "transformers",
+    "onnxruntime-gpu",
+    "onnxruntime",
+    "onnxruntime-genai",
+    "onnxscript",
+    "openvino",
+    "z3-solver",
+    "cvc5",
+)
 _WARM, _READABLE, _SOME = 3, 160, 5
 _ONNX_TYPES = {"float32": 1, "int32": 6, "int64": 7, "bool": 9, "float16": 10, "bfloat16": 16}
 
@@ -392,7 +402,7 @@ def command(where: str, only: Benchmark | None = None, **defaults: Any) -> click
             onnxruntime.preload_dlls()
         setting.folder.mkdir(parents=True, exist_ok=True)
         words = ["python", "-m", f"benchmarks.{where}", *([name] if name else [])]
-        for key in ("provider", "threads", "arch", "sizes", "columns"):
+        for key in ("provider", "seconds", "threads", "arch", "sizes", "columns"):
             words += [f"--{key}", shlex.quote(str(chosen[key]))] if chosen[key] != getattr(Setting, key) else []
         with quietly():
             text = page(benchmarks[name](), setting, " ".join(words) + " --quick" * setting.quick, to)

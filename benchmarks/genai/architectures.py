@@ -19,7 +19,6 @@ from models.adapters import Cached, logits
 from models.exporters import export_module, said_by
 from models.recipe import Input, Recipe
 from models.recipes_text import GROUPED, IDS, LOCAL, POSITIONS, SIZE
-from onnx_attnfuse.serving.decoder import ServedDecoder
 
 EXPORTED = ("dyn18", "ts17")
 _HEAD, _LENGTH, _VOCABULARY = 16, 128, 499
@@ -134,28 +133,3 @@ def exporter_names() -> str:
     """The names of the exporters, in words."""
     said = [(name, *said_by(name)) for name in EXPORTED]
     return ", ".join(f"{name} is {'dynamo' if dynamo else 'TorchScript'} at opset {opset}" for name, dynamo, opset in said)
-
-
-def interface(decoder: Decoder) -> ServedDecoder:
-    """The interface of an export as it is."""
-    config = model(decoder).config
-    inputs = [item.name for item in recipe(decoder).inputs]
-    return ServedDecoder(
-        layers=decoder.layers,
-        num_heads=config.num_attention_heads,
-        kv_heads=decoder.kv_heads,
-        head_size=decoder.head,
-        hidden_size=config.hidden_size,
-        vocab_size=config.vocab_size,
-        context_length=config.max_position_embeddings,
-        input_ids="input_ids",
-        inputs_embeds=None,
-        attention_mask="attention_mask",
-        position_ids="position_ids" if decoder.positions else None,
-        past_keys=tuple(name for name in inputs if name.endswith(".key")),
-        past_values=tuple(name for name in inputs if name.endswith(".value")),
-        logits="logits",
-        present_keys=tuple(f"present.{layer}.key" for layer in range(decoder.layers)),
-        present_values=tuple(f"present.{layer}.value" for layer in range(decoder.layers)),
-        window=None,
-    )

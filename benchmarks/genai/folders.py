@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import io
+import json
 import pathlib
 import shutil
 
@@ -14,7 +15,6 @@ from benchmarks.genai import architectures
 from benchmarks.genai.architectures import Decoder
 from benchmarks.harness import printed
 from onnx_attnfuse.serving import genai_config
-from onnx_attnfuse.serving.hugging_face import read_config
 
 MODEL = "model.onnx"
 
@@ -45,15 +45,13 @@ def exported(decoder: Decoder, exporter: str, path: pathlib.Path) -> pathlib.Pat
     return path
 
 
-def growing(decoder: Decoder, model: pathlib.Path, config: pathlib.Path, folder: pathlib.Path) -> pathlib.Path:
-    """A model whose cache grows, which onnxruntime-genai copies from step to step."""
+def growing(model: pathlib.Path, shared: pathlib.Path, folder: pathlib.Path) -> pathlib.Path:
+    """A model whose cache grows, which onnxruntime-genai copies from step to step, with the config of a shared one."""
     folder.mkdir(parents=True, exist_ok=True)
     shutil.copy(model, folder / MODEL)
-    made = genai_config.genai_config(
-        architectures.interface(decoder), filename=MODEL, ep="cpu", config=read_config(config / "config.json")
-    )
-    made["search"]["past_present_share_buffer"] = False
-    genai_config.write(made, folder)
+    config = json.loads((shared / genai_config.FILE).read_text(encoding="utf-8"))
+    config["search"]["past_present_share_buffer"] = False
+    (folder / genai_config.FILE).write_text(json.dumps(config), encoding="utf-8")
     return folder
 
 

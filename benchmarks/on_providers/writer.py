@@ -11,16 +11,16 @@ import json
 import os
 import pathlib
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-import onnx
-import onnxruntime
+import onnx_ir as ir
 
 import onnx_attnfuse
 from benchmarks.on_providers import tensors
 from benchmarks.on_providers.tensors import Array
+from models import compare, references
+from models.references import Case
 from onnx_attnfuse.kernels import providers
 from onnx_attnfuse.kernels.operators import records
 from onnx_attnfuse.report.model import SiteReport
@@ -57,26 +57,23 @@ def written(path: pathlib.Path, ep: str, out: pathlib.Path, choices: Mapping[str
         The file, how many sites have which status, the attention nodes before and after, the inputs and outputs by case, and the
         sizes of the symbols of the first case.
     """
-    export = onnx.load(path)
-    given = list(cases(path.with_suffix(".npz")).items())[:most]
-    sizes = lengths(export, given[0][1])
+    export = ir.load(path)
+    given = references.read(path.with_suffix(".npz"))[:most]
+    sizes = lengths(export, given[0].inputs)
     fixed = providers.provider(ep).fixed_sizes
     found = onnx_attnfuse.optimize(path, ep=ep, dim=sizes if fixed else {}, **choices)
     found.save(out / "ours.onnx")
+    session, same = compare.session(path), {name: array.shape for name, array in given[0].inputs.items()}
+    taken = [case for case in given if not fixed or all(case.inputs[name].shape == shape for name, shape in same.items())]
+    results = [compare.run(session, case) for case in taken]
+    names = [output.name or "" for output in export.graph.outputs]
+    if all(isinstance(outputs, str) for outputs in results):
+        results = [_recorded(case, len(names)) for case in taken]
     told: list[dict[str, Any]] = []
-    session = _session(path)
-    taken = [
-        (name, feeds)
-        for name, feeds in given
-        if not fixed or all(feeds[key].shape == array.shape for key, array in given[0][1].items())
-    ]
-    expected = [_outputs(session, feeds) for _, feeds in taken]
-    if not any(expected):
-        expected = [_recorded(path, name, export) for name, _ in taken]
-    for place, ((name, feeds), outputs) in enumerate(zip(taken, expected, strict=True)):
-        if outputs is not None:
-            case = {"name": name, "feeds": tensors.save(feeds, out / f"feeds {place}")}
-            told.append(case | {"expected": tensors.save(outputs, out / f"expected {place}")})
+    for place, (case, outputs) in enumerate(zip(taken, results, strict=True)):
+        if not isinstance(outputs, str):
+            expected = tensors.save(dict(zip(names, outputs, strict=True)), out / f"expected {place}")
+            told.append({"name": case.name, "feeds": tensors.save(case.inputs, out / f"feeds {place}"), "expected": expected})
     if not told:
         raise RuntimeError("the export runs none of its inputs on the CPU")
     return {
@@ -86,7 +83,7 @@ def written(path: pathlib.Path, ep: str, out: pathlib.Path, choices: Mapping[str
         "left": collections.Counter(
             site.reasons[0].code for site in found.report.sites if site.status == "skipped" and site.reasons
         ),
-        "attention": {"export": _attentions(export), "ours": _attentions(onnx.load(out / "ours.onnx"))},
+        "attention": {"export": _attentions(export), "ours": _attentions(ir.load(out / "ours.onnx"))},
         "cases": told,
         "sizes": sizes if fixed else {},
     }
@@ -96,66 +93,22 @@ def _became(site: SiteReport) -> str:
     return "decomposed" if site.status == "decomposed" else f"{site.op}"
 
 
-def cases(archive: pathlib.Path) -> dict[str, dict[str, Array]]:
-    """The inputs beside an export by case; one without a name is called `example`."""
-    found: dict[str, dict[str, Array]] = {}
-    with np.load(archive) as arrays:
-        for key in arrays.files:
-            case, is_input, name = key.rpartition("in/")
-            if is_input and "/" not in name:
-                found.setdefault(case.rstrip("/") or "example", {})[name] = arrays[key]
-    return found
-
-
-def lengths(model: onnx.ModelProto, feeds: Mapping[str, Array]) -> dict[str, int]:
+def lengths(model: ir.Model, feeds: Mapping[str, Array]) -> dict[str, int]:
     """What the symbols in the shapes of the inputs are."""
-    dims = [
-        pair
-        for given in model.graph.input
-        if given.name in feeds
-        for pair in zip(given.type.tensor_type.shape.dim, feeds[given.name].shape, strict=True)
-    ]
-    return {dim.dim_param: size for dim, size in dims if dim.dim_param and size}
+    known = [item for item in model.graph.inputs if item.name in feeds]
+    dims = [pair for item in known for pair in zip(item.shape or (), feeds[item.name or ""].shape, strict=True)]
+    return {dim.value: size for dim, size in dims if isinstance(dim, ir.SymbolicDim) and dim.value and size}
 
 
-def _session(path: pathlib.Path) -> onnxruntime.InferenceSession:
-    options = onnxruntime.SessionOptions()
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    options.intra_op_num_threads, options.log_severity_level = 1, 4
-    return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+def _recorded(case: Case, count: int) -> compare.Outputs | str:
+    """The outputs of torch that lie beside an export which ONNX Runtime does not run on the CPU, or why there are none."""
+    fits = len(case.outputs) == count and all(array.dtype.kind in "fib" for array in case.outputs)
+    return case.outputs if fits else "torch has others"
 
 
-def _outputs(session: onnxruntime.InferenceSession, feeds: Mapping[str, Array]) -> dict[str, Array] | None:
-    """The outputs by name; None: the export does not run these inputs."""
-    wanted = {entry.name for entry in session.get_inputs()}
-    names = [entry.name for entry in session.get_outputs()]
-    try:
-        return dict(zip(names, session.run(names, {name: array for name, array in feeds.items() if name in wanted}), strict=True))
-    except Exception:  # noqa: BLE001 - such a case is none of the table's
-        return None
-
-
-def _recorded(path: pathlib.Path, case: str, export: onnx.ModelProto) -> dict[str, Array] | None:
-    """The outputs of torch that lie beside an export which ONNX Runtime does not run on the CPU; None: there are none."""
-    prefix = "out/" if case == "example" else f"{case}/out/"
-    with np.load(path.with_suffix(".npz")) as arrays:
-        found = [arrays[f"{prefix}{place}"] for place in range(len(export.graph.output)) if f"{prefix}{place}" in arrays.files]
-    if len(found) < len(export.graph.output) or any(array.dtype.kind not in "fib" for array in found):
-        return None
-    return {output.name: array for output, array in zip(export.graph.output, found, strict=True)}
-
-
-def _attentions(model: onnx.ModelProto) -> int:
+def _attentions(model: ir.Model) -> int:
     """How many nodes are a Softmax or a fused attention, in branches and functions too."""
-    return sum(node.op_type in ATTENTION for nodes in _nodes(model) for node in nodes)
-
-
-def _nodes(model: onnx.ModelProto) -> Iterator[Any]:
-    left: list[Any] = [model.graph.node, *(function.node for function in model.functions)]
-    while left:
-        nodes = left.pop()
-        yield nodes
-        left += [attribute.g.node for node in nodes for attribute in node.attribute if attribute.HasField("g")]
+    return sum(node.op_type in ATTENTION for part in (model.graph, *model.functions.values()) for node in part.all_nodes())
 
 
 if __name__ == "__main__":

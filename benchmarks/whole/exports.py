@@ -89,10 +89,10 @@ def export(whole: Whole, folder: pathlib.Path) -> pathlib.Path:
     return path
 
 
-def strip(model: ir.Model, name: str, parameters: set[str]) -> None:
+def strip(model: ir.Model, name: str, parameters: set[str]) -> int:
     """Leaves of every parameter a place in a data file that is not written, and no notes on where nodes come from.
 
-    `model` is changed.
+    `model` is changed. The size of the file is returned.
     """
     for node in model.graph.all_nodes():
         node.metadata_props.clear()
@@ -109,6 +109,7 @@ def strip(model: ir.Model, name: str, parameters: set[str]) -> None:
             _PLACE.format(name), offset, tensor.nbytes, tensor.dtype, shape=tensor.shape, name=value.name or "", base_dir="."
         )
         offset += -(-tensor.nbytes // _PAGE) * _PAGE
+    return offset
 
 
 def _untouched(tensor: Any) -> bool:
