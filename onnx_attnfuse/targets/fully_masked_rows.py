@@ -138,7 +138,7 @@ def _with_dead_rows(
         return _refill_dead_rows(rows, compact, between, math.nan, context)
     if fills == "exact" or _leaves_scores(spec, context):
         rows = _zeroing(rows, emitter.replaced_rows(spec.mask), context.builder)
-    if spec.dtype is not None and _is_floored_elsewhere(-largest(spec.dtype), spec):
+    if spec.dtype is not None and _is_floored_elsewhere(-largest(spec.dtype), spec, context):
         rows = _level_dead_rows(rows, compact, -largest(spec.dtype), context)
     guards = [rule for rule in spec.row_rules if rule.condition is None]
     lowest_counts = any(rule.lowest_counts for rule in guards)
@@ -165,9 +165,10 @@ def _levels(masked: MaskedKeys, absorbs: float, context: BuildContext) -> tuple[
     return ("level-rows",)
 
 
-def _is_floored_elsewhere(lowest: float, spec: AttentionSpec) -> bool:
+def _is_floored_elsewhere(lowest: float, spec: AttentionSpec, context: BuildContext) -> bool:
     """Whether masked scores are held at a number that leaves nothing of them, where the lowest of a half type would."""
-    floors = [step.low for step in spec.mask if isinstance(step, Floored)]
+    reached = context.bounds.lowest(spec.mask)
+    floors = [step.low for step in spec.mask if isinstance(step, Floored) and reached <= step.low]
     return lowest > ABSORBS and any(-math.inf < low < lowest or low > LEVELS_HALF for low in floors)
 
 
