@@ -35,7 +35,7 @@ from onnx_attnfuse.graph.constants import (
 from onnx_attnfuse.graph.edit import known_elsewhere, replace_inputs
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.folding import content
-from onnx_attnfuse.graph.rules.reading import read_part
+from onnx_attnfuse.graph.rules.reading import read_part, sorted_parts
 from onnx_attnfuse.graph.uses import is_read_once, viewers
 from onnx_attnfuse.reasons import Refused
 from onnx_attnfuse.targets.layout import Operands
@@ -299,15 +299,9 @@ def undivided(operands: Operands, spec: AttentionSpec, builder: Builder) -> ir.V
 
 def _split(values: Sequence[ir.Value], facts: Facts) -> ir.Value | None:
     """The value whose parts along the last axis, one after the other, are the operands as they are: by Split or Slices."""
-    parts = [part for value in values if (part := read_part(value, facts)) is not None]
-    dims = facts.dims(parts[0].whole) if parts else None
-    if len(parts) < len(values) or dims is None or len(dims) != _RANK:
-        return None
-    if any((part.whole, part.axis, part.step) != (parts[0].whole, _RANK - 1, 1) for part in parts):
-        return None
-    borders = [part.stop for part in parts]
-    is_whole = [part.start for part in parts] == [0, *borders[:-1]] and borders[-1] == dims[-1]
-    return parts[0].whole if is_whole and 0 not in borders else None
+    part = read_part(values[0], facts)
+    is_whole = part is not None and facts.rank(part.whole) == _RANK and sorted_parts(values, facts) == list(values)
+    return part.whole if part is not None and is_whole else None
 
 
 def _viewed(operands: Operands, spec: AttentionSpec, builder: Builder) -> ir.Value | None:

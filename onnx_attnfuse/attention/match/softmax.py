@@ -17,7 +17,7 @@ from onnx_attnfuse.attention.axes.views import IndexedValue, aligned, upward, va
 from onnx_attnfuse.attention.match.steps import Shifted
 from onnx_attnfuse.graph.constants import attribute, is_standard
 from onnx_attnfuse.graph.facts import Facts
-from onnx_attnfuse.graph.rules.reading import axes_of, slice_bounds
+from onnx_attnfuse.graph.rules.reading import axes_of, read_part
 
 _ONE_AXIS_SINCE = 13
 
@@ -161,23 +161,16 @@ def _kept(softmax: Softmax, joined: _Joined, facts: Facts) -> tuple[ir.Value, tu
         value = users[0].outputs[0]
     if not found or rank is None:
         return None
-    kept = _sliced(found[-1], rank, softmax.axis, joined, facts) or _split(found[-1], rank, softmax.axis, joined)
+    kept = _cut(found[-1], softmax.axis, joined, facts)
     return (kept, tuple(found)) if kept is not None and facts.dims(kept) == dims else None
 
 
-def _sliced(node: ir.Node, rank: int, axis: int, joined: _Joined, facts: Facts) -> ir.Value | None:
-    """The columns of the scores cut out by a Slice; that they are as many is for the caller to see."""
-    bounds = slice_bounds(node, rank, facts) if is_standard(node, "Slice") else None
-    fits = [start == (joined.first if at == axis else 0) and step == 1 for at, (start, _, step) in (bounds or {}).items()]
-    return node.outputs[0] if fits and all(fits) else None
-
-
-def _split(node: ir.Node, rank: int, axis: int, joined: _Joined) -> ir.Value | None:
-    """The columns of the scores as one of two parts, the other unused."""
-    if not is_standard(node, "Split") or len(node.outputs) != 2 or attribute(node, "axis", 0) % rank != axis:
-        return None
-    kept, other = node.outputs if joined.first == 0 else node.outputs[::-1]
-    return None if other.uses() or other.is_graph_output() else kept
+def _cut(node: ir.Node, axis: int, joined: _Joined, facts: Facts) -> ir.Value | None:
+    """The columns of the scores, which are all that a node cuts out; that they are as many is for the caller to see."""
+    kept = [value for value in node.outputs if value.uses() or value.is_graph_output()]
+    part = read_part(kept[0], facts) if len(kept) == 1 else None
+    is_ours = part is not None and (part.axis, part.step) == (axis, 1) and facts.same(part.start, joined.first)
+    return kept[0] if is_ours else None
 
 
 def _gated(softmax: Softmax, facts: Facts) -> Softmax:

@@ -17,9 +17,11 @@ from onnx_attnfuse.attention.match.contractions import read_contraction
 from onnx_attnfuse.attention.match.softmax import Softmax
 from onnx_attnfuse.fusion.enabling.rule import EnablingChange, only_use
 from onnx_attnfuse.graph.build import Builder, dims_of
-from onnx_attnfuse.graph.constants import attribute, both_ways, is_standard
+from onnx_attnfuse.graph.constants import attribute, is_standard
 from onnx_attnfuse.graph.facts import Facts
-from onnx_attnfuse.graph.rules.reading import read_part
+from onnx_attnfuse.graph.facts_view import broadcast
+from onnx_attnfuse.graph.rules.reading import sorted_parts
+from onnx_attnfuse.graph.scaling import read_scaling
 from onnx_attnfuse.graph.uses import is_read_once, only_reader, viewers
 
 _MOST_STEPS = 8
@@ -47,21 +49,21 @@ class _Block:
             return None
         (summed,), (*lead, row, column) = found.summed, found.out
         for rows, own in ((0, 1), (1, 0)):
-            labels = found.labels[own]
-            if found.labels[rows] == (*lead, row, summed) and row not in labels and column in labels:
+            labels, shapes = found.labels[own], [facts.dims(found.operands[place]) for place in (rows, own)]
+            if found.labels[rows] != (*lead, row, summed) or row in labels or column not in labels or None in shapes:
+                continue
+            lengths = [(dims or ())[of.index(summed)] for dims, of in zip(shapes, (found.labels[rows], labels), strict=True)]
+            if facts.same(*lengths):
                 return _Block(found.operands[rows], found.operands[own], labels, tuple(lead), summed, column)
         return None
 
-    def laid_out(self, last: Sequence[str], builder: Builder) -> ir.Value | None:
+    def laid_out(self, last: Sequence[str], builder: Builder) -> ir.Value:
         """The own operand with all leading axes of the product, of length 1 where it lacks them, and two more."""
         own, labels, order, node = self.own, self.labels, (*self.lead, *last), self.own.producer()
         if is_standard(node, "Transpose") and node.inputs[0] is not None:
             perm: list[int] = attribute(node, "perm", [*range(len(labels))][::-1])
             own, labels = node.inputs[0], tuple(labels[perm.index(axis)] for axis in range(len(perm)))
-        dims = builder.facts.dims(own)
-        if dims is None:
-            return None
-        lengths = dict(zip(labels, dims, strict=True))
+        lengths = dict(zip(labels, dims_of(builder, own), strict=True))
         turned = builder.transpose(own, [labels.index(label) for label in order if label in labels])
         return builder.reshape(turned, [lengths.get(label, 1) for label in order])
 
@@ -80,120 +82,68 @@ def _joined_scores(softmax: Softmax, builder: Builder) -> EnablingChange | None:
     """The one product that scores of several blocks are."""
     facts = builder.facts
     for node in _above(softmax.scores):
-        parts, factors = _without_factors(node, facts) if is_standard(node, "Concat") and len(node.inputs) > 1 else ([], [])
-        blocks = [_Block.read(part, facts) for part in parts]
-        known = [block for block in blocks if block is not None]
         rank = facts.rank(node.outputs[0])
-        if not known or len(known) < len(blocks) or rank is None or attribute(node, "axis", 0) % rank != rank - 1:
+        if not is_standard(node, "Concat") or rank is None or attribute(node, "axis", 0) % rank != rank - 1:
             continue
+        parts = [_unscaled(part, facts) for part in node.inputs]
+        blocks, factor = _blocks([part for part, _ in parts], facts), parts[0][1]
         builder.at(node)
-        keys = _joined([block.laid_out((block.column, block.summed), builder) for block in known], builder)
-        if keys is None or any(block.rows is not known[0].rows for block in known):
+        keys = _joined([block.laid_out((block.column, block.summed), builder) for block in blocks], builder)
+        if keys is None or any(block.rows is not blocks[0].rows for block in blocks) or {scale for _, scale in parts} != {factor}:
             continue
         turned = builder.transpose(keys, [*range(rank - 2), rank - 1, rank - 2])
-        product = builder.node("MatMul", [known[0].rows, turned])
-        for op, factor in factors[::-1]:
-            product = builder.elementwise(op, [product, factor])
-        return EnablingChange(((node.outputs[0], product),), (known[0].rows, *(block.own for block in known)))
+        product = builder.node("MatMul", [blocks[0].rows, turned])
+        if factor != 1:
+            product = builder.elementwise("Mul", [product, builder.scalar(factor, facts.dtype(product))])
+        return EnablingChange(((node.outputs[0], product),), (blocks[0].rows, *(block.own for block in blocks)))
     return None
 
 
-def _without_factors(node: ir.Node, facts: Facts) -> tuple[list[ir.Value | None], list[tuple[str, ir.Value]]]:
-    """The inputs of a node before one number multiplied or divided all of them, and the operators and numbers, the last first."""
-    parts, factors = list(node.inputs), list[tuple[str, ir.Value]]()
-    while (scaled := [_scaled(part, facts) for part in parts]) and scaled[0] is not None:
-        op, factor = scaled[0][1:]
-        others = [
-            item[0] for item in scaled if item is not None and (item[1], facts.number(item[2])) == (op, facts.number(factor))
-        ]
-        if len(others) < len(parts):
-            break
-        parts = list[ir.Value | None](others)
-        factors.append((op, factor))
-    return parts, factors
-
-
-def _scaled(value: ir.Value | None, facts: Facts) -> tuple[ir.Value, str, ir.Value] | None:
-    """The value that is multiplied or divided by one number, the operator, and the number."""
-    node = None if value is None else value.producer()
-    pairs = [*both_ways(node, "Mul"), *([tuple(node.inputs)] if is_standard(node, "Div") else [])]
-    for one, factor in pairs:
-        if one is not None and factor is not None and facts.rank(factor) == 0 and facts.number(factor) is not None:
-            assert node is not None
-            return one, node.op_type, factor
-    return None
+def _unscaled(value: ir.Value | None, facts: Facts) -> tuple[ir.Value | None, float]:
+    """The value that a value is a multiple of, and the factor."""
+    factor = 1.0
+    while value is not None and (scaling := read_scaling(value.producer(), facts)) is not None:
+        value, factor = scaling.tensor, scaling.of(factor)
+    return value, factor
 
 
 def _joined_values(softmax: Softmax, builder: Builder) -> EnablingChange | None:
     """The one product with values that the sum over several blocks is."""
     for weights in below(softmax.weights):
-        pieces = _pieces(weights, builder.facts)
-        products = [None if (node := only_reader(piece)) is None else node.outputs[0] for piece in pieces]
-        blocks = [_Block.read(product, builder.facts) for product in products]
-        known = [block for block, piece in zip(blocks, pieces, strict=True) if block is not None and block.rows is piece]
-        total = _total([product for product in products if product is not None])
-        if len(known) < 2 or len(known) < len(blocks) or total is None or not _fit(known, builder.facts):
+        pieces = sorted_parts([piece for node in viewers(weights) for piece in node.outputs], builder.facts)
+        products = [node.outputs[0] for piece in pieces if (node := only_reader(piece)) is not None]
+        blocks, total = _blocks(products, builder.facts), _total(products)
+        if total is None or [block.rows for block in blocks] != pieces:
             continue
         builder.at(total)
-        values = _joined([block.laid_out((block.summed, block.column), builder) for block in known], builder)
+        values = _joined([block.laid_out((block.summed, block.column), builder) for block in blocks], builder)
         if values is None:
             continue
         product = builder.node("MatMul", [weights, values])
-        return EnablingChange(((total.outputs[0], product),), (weights, *(block.own for block in known)))
+        return EnablingChange(((total.outputs[0], product),), (weights, *(block.own for block in blocks)))
     return None
 
 
-def _fit(blocks: Sequence[_Block], facts: Facts) -> bool:
-    """Whether blocks have as many values as weights, and none is repeated."""
-    for block in blocks:
-        rows, own = facts.dims(block.rows), facts.dims(block.own)
-        if rows is None or own is None or not facts.same(rows[-1], own[block.labels.index(block.summed)]):
-            return False
-    return True
+def _blocks(products: Sequence[ir.Value | None], facts: Facts) -> list[_Block]:
+    """The products of several blocks; none where one is something else."""
+    found = [block for product in products if (block := _Block.read(product, facts)) is not None]
+    return found if len(found) == len(products) else []
 
 
-def _joined(parts: Sequence[ir.Value | None], builder: Builder) -> ir.Value | None:
+def _joined(parts: Sequence[ir.Value], builder: Builder) -> ir.Value | None:
     """Operands of blocks side by side along the last axis but one, each repeated along those that it lacks."""
-    known = [part for part in parts if part is not None]
-    shapes = [dims_of(builder, part) for part in known]
-    if not known or len(known) < len(parts) or len({len(dims) for dims in shapes}) > 1:
+    shapes = [dims_of(builder, part) for part in parts]
+    wanted = broadcast([(*dims[:-2], 1, dims[-1]) for dims in shapes])
+    if len(parts) < 2 or wanted is None:
         return None
-    axis, wanted = len(shapes[0]) - 2, list(shapes[0])
-    for place in range(len(wanted)):
-        lengths = [dims[place] for dims in shapes]
-        wanted[place] = next((length for length in lengths if length != 1), 1)
-        repeats = place < axis
-        if place != axis and not all(
-            (repeats and length == 1) or builder.facts.same(length, wanted[place]) for length in lengths
-        ):
+    axis, whole = len(wanted) - 2, list[ir.Value]()
+    for part, dims in zip(parts, shapes, strict=True):
+        lengths = [*wanted[:axis], dims[axis], wanted[-1]]
+        lacks = [not builder.facts.same(*pair) for pair in zip(dims, lengths, strict=True)]
+        if lacks[-1] or any(dim != 1 for dim, is_short in zip(dims, lacks, strict=True) if is_short):
             return None
-    whole: list[ir.Value] = []
-    for part, dims in zip(known, shapes, strict=True):
-        lacks = [place < axis and dims[place] == 1 != length for place, length in enumerate(wanted)]
-        repeated = [dims[axis] if place == axis else length for place, length in enumerate(wanted)]
-        whole.append(builder.expand(part, repeated, lacks) if any(lacks) else part)
+        whole.append(builder.expand(part, lengths, lacks) if any(lacks) else part)
     return builder.node("Concat", whole, {"axis": axis})
-
-
-def _pieces(weights: ir.Value, facts: Facts) -> list[ir.Value]:
-    """The ranges that all readers of weights cut along their columns, in order; none where they leave or repeat some."""
-    dims = facts.dims(weights)
-    found = {piece: read_part(piece, facts) for node in viewers(weights) for piece in node.outputs}
-    parts = {piece: part for piece, part in found.items() if part is not None and part.whole is weights}
-    if (
-        dims is None
-        or len(parts) < max(len(found), 2)
-        or any((part.axis, part.step) != (len(dims) - 1, 1) for part in parts.values())
-    ):
-        return []
-    ordered, end = list[ir.Value](), 0
-    while parts:
-        piece = next((piece for piece, part in parts.items() if facts.same(part.start, end)), None)
-        if piece is None:
-            return []
-        ordered.append(piece)
-        end = parts.pop(piece).stop
-    return ordered if facts.same(end, dims[-1]) else []
 
 
 def _total(products: Sequence[ir.Value]) -> ir.Node | None:

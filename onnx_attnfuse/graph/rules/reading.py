@@ -131,6 +131,21 @@ def read_part(value: ir.Value | None, facts: Known) -> Part | None:
     return None if step != 1 or low is None or high is None else Part(whole, axis, low, high)
 
 
+def sorted_parts(values: Sequence[ir.Value], facts: Known) -> list[ir.Value]:
+    """Ranges of one value along its last axis, sorted; none where they are not all of it, each of its places once."""
+    left = {value: part for value in values if (part := read_part(value, facts)) is not None}
+    whole = next((part.whole for part in left.values()), None)
+    dims = None if whole is None else facts.dims(whole)
+    ordered, end = list[ir.Value](), cast("Dim", 0)
+    while dims and (value := next((value for value, part in left.items() if facts.same(part.start, end)), None)) is not None:
+        part = left.pop(value)
+        if (part.whole, part.axis, part.step) != (whole, len(dims) - 1, 1):
+            return []
+        ordered.append(value)
+        end = part.stop
+    return ordered if dims and len(ordered) == len(values) and facts.same(end, dims[-1]) else []
+
+
 def span_of(node: ir.Node, facts: Known) -> tuple[int, ir.Value, Dim] | None:
     """The axis of a Slice `[start : start + length]`, the start, computed at run time, and the length; None for others."""
     axes, steps = int_list(node, 3, "axes", facts), int_list(node, 4, "steps", facts)
