@@ -38,6 +38,7 @@ from onnx_attnfuse.certify.terms import (
 from onnx_attnfuse.graph.assumptions import AssumptionName, named_in_order
 from onnx_attnfuse.graph.constants import Array as NumPyArray
 from onnx_attnfuse.graph.constants import constant_tensor
+from onnx_attnfuse.graph.uses import sources
 
 _TOLERANCES: Mapping[ir.DataType, float] = {ir.DataType.FLOAT: 2e-6, ir.DataType.FLOAT16: 4e-3, ir.DataType.BFLOAT16: 3e-2}
 """How far apart, of their size, constants may be that are roundings of one number."""
@@ -145,19 +146,9 @@ class Piece:
 
     def _first_shared(self, value: ir.Value) -> set[str]:
         """The identities of the first values above one that the model before has, too."""
-        side, found, pending, seen = self._pair.after, set[str](), [value], {value}
-        while pending:
-            node = pending.pop().producer()
-            for item in () if node is None else node.inputs:
-                if item is None or item in seen:
-                    continue
-                seen.add(item)
-                identity = side.identity_of(item)
-                if identity in self._pair.shared:
-                    found.add(identity)
-                else:
-                    pending.append(item)
-        return found
+        side, shared = self._pair.after, self._pair.shared
+        above = sources([value], lambda item, _: item is value or side.identity_of(item) not in shared)
+        return {identity for item in above if item is not value and (identity := side.identity_of(item)) in shared}
 
 
 def _letter(side: Side, value: ir.Value) -> str:

@@ -27,6 +27,7 @@ from onnx_attnfuse.graph.opset import CHANGED
 from onnx_attnfuse.graph.scopes import Scope, scopes
 from onnx_attnfuse.graph.sizes import Dim
 from onnx_attnfuse.graph.thresholds import ORDINARY
+from onnx_attnfuse.graph.uses import reached
 
 _SOFTMAXES = frozenset(["Softmax", "LogSoftmax", "Hardmax"])
 _ORIGIN = "attnfuse.origin"
@@ -332,14 +333,7 @@ def _without_difference(left: Dim, right: Dim) -> tuple[Dim, Dim]:
 
 def _reached(dim: Dim, aliases: dict[str, Dim]) -> set[str]:
     """All symbols that a size comes to."""
-    found: set[str] = set()
-    pending = [*sizes.symbols(dim)]
-    while pending:
-        name = pending.pop()
-        if name not in found:
-            found.add(name)
-            pending.extend(sizes.symbols(aliases[name]) if name in aliases else ())
-    return found
+    return set(reached(sizes.symbols(dim), lambda name: sizes.symbols(aliases[name]) if name in aliases else ()))
 
 
 def inlined(model: ir.Model) -> ir.Model:
@@ -368,17 +362,12 @@ def origin(value: ir.Value) -> str:
 
 def run_by(model: ir.Model, node: ir.Node) -> Iterator[ir.Node]:
     """A node, and all those in its branches and in the functions that it calls, directly or not."""
-    called: set[ir.OperatorIdentifier] = set()
-    pending = [node]
-    while pending:
-        item = pending.pop()
-        yield item
-        for graph in subgraphs(item):
-            pending.extend(graph)
-        name = item.op_identifier()
-        if name in model.functions and name not in called:
-            called.add(name)
-            pending.extend(model.functions[name])
+
+    def inside(item: ir.Node) -> Iterator[ir.Node]:
+        for graph in (*subgraphs(item), model.functions.get(item.op_identifier(), ())):
+            yield from graph
+
+    return reached([node], inside)
 
 
 def _interface(model: ir.Model) -> list[str | None]:

@@ -13,7 +13,7 @@ import onnx_ir as ir
 
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.constants import all_parts, attribute, subgraphs
-from onnx_attnfuse.graph.sizes import Dim, Size
+from onnx_attnfuse.graph.sizes import Dim, symbols
 from onnx_attnfuse.graph.sweep import Detached, sweep
 from onnx_attnfuse.graph.uses import shape_nodes, viewers
 from onnx_attnfuse.reasons import Refused
@@ -41,15 +41,7 @@ def known_elsewhere(value: ir.Value, inner: set[ir.Value], builder: Builder) -> 
 
 
 def _origins(dim: Dim, builder: Builder) -> set[ir.Value]:
-    if not isinstance(dim, Size):
-        return set()
-    found: set[ir.Value] = set()
-    for atom in dim.atoms:
-        if atom.evaluate is None:
-            found.add(builder.facts.origins[atom.key][0])
-        for part in atom.parts:
-            found |= _origins(part, builder)
-    return found
+    return {builder.facts.origins[name][0] for name in symbols(dim)}
 
 
 def connect(old: ir.Value, new: ir.Value, builder: Builder, users: Iterable[ir.Node]) -> None:

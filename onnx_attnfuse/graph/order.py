@@ -6,12 +6,12 @@ that looking for one costs as much as the nodes there: one attention, not all.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import onnx_ir as ir
 
 from onnx_attnfuse.graph.constants import reads, subgraphs
-from onnx_attnfuse.graph.uses import producer_of
+from onnx_attnfuse.graph.uses import producer_of, reached
 from onnx_attnfuse.reasons import Refused
 
 
@@ -26,12 +26,8 @@ class NodeOrder:
         self._own(graph)
 
     def _own(self, nodes: Iterable[ir.Node]) -> None:
-        pending = list(nodes)
-        while pending:
-            node = pending.pop()
-            for nested in subgraphs(node):
-                self._owners[nested] = node
-                pending += nested
+        for node in reached(nodes, lambda node: (inner for nested in subgraphs(node) for inner in nested)):
+            self._owners.update(dict.fromkeys(subgraphs(node), node))
 
     def add(self, nodes: Iterable[ir.Node], anchor: ir.Node) -> None:
         """Adds new nodes to the order.
@@ -62,16 +58,12 @@ class NodeOrder:
 
     def leads(self, starts: Iterable[ir.Node], limit: int) -> set[ir.Node]:
         """`starts` and the nodes computed from them, none of a place beyond `limit`."""
-        pending = [owner for node in starts if (owner := self._owner(node)) is not None and self.place(owner) <= limit]
-        found: set[ir.Node] = set(pending)
-        while pending:
-            for output in pending.pop().outputs:
-                for user, _ in output.uses():
-                    owner = self._owner(user)
-                    if owner is not None and owner not in found and self.place(owner) <= limit:
-                        found.add(owner)
-                        pending.append(owner)
-        return found
+
+        def near(nodes: Iterable[ir.Node]) -> Iterator[ir.Node]:
+            owners = (owner for node in nodes if (owner := self._owner(node)) is not None)
+            return (owner for owner in owners if self.place(owner) <= limit)
+
+        return set(reached(near(starts), lambda node: near(user for output in node.outputs for user, _ in output.uses())))
 
     def free(self, users: Iterable[ir.Node], value: ir.Value) -> list[ir.Node]:
         """The `users` that may read a new `value`, as it is not computed from them; they are ordered after it from now on."""

@@ -11,6 +11,7 @@ steps as they like, so a decomposition may be one step off: nodes that need none
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterable, Iterator, Sequence
 
 import onnx_ir as ir
@@ -22,7 +23,7 @@ from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.ops import CASTS, CONTRIB, REARRANGES, REPEATS, SLICES, is_contrib, plain_domain, read_as
 from onnx_attnfuse.graph.rounding import dequantizes, quantizes
 from onnx_attnfuse.graph.sweep import Detached, detach, sweep
-from onnx_attnfuse.graph.uses import label
+from onnx_attnfuse.graph.uses import before, label, reached
 
 _VIEWS = REARRANGES | REPEATS | SLICES
 _FLOAT_STEPS = _VIEWS | CASTS | frozenset("Add Clip Div Max Min Mul Neg Sub Tanh Where".split())
@@ -75,9 +76,7 @@ class DecomposedOperator:
         if made is not None:
             yield label(made), self.op.name or ""
         for value in self.given:
-            node = None if value is None else value.producer()
-            while node is not None and is_standard(node, *_VIEWS) and node.inputs[0] is not None:
-                node = node.inputs[0].producer()
+            node = None if value is None else before(value, *_VIEWS).producer()
             if dequantizes(node):
                 yield label(node), ""
 
@@ -171,19 +170,18 @@ def _around(softmax: ir.Node, facts: Facts) -> frozenset[ir.Node]:
     return frozenset(node for node in (softmax, *above, *below) if is_quantised(node) and _readable(node, facts))
 
 
-def _walk(values: Iterable[ir.Value], *, down: bool) -> Iterable[ir.Node]:
+def _walk(values: Iterable[ir.Value], *, down: bool) -> Sequence[ir.Node]:
     """The operators on the way from values to products, these included, in one direction."""
-    pending, seen = list(values), dict[ir.Node, None]()
-    while pending and len(seen) < _MOST_NODES:
-        value = pending.pop()
-        nodes = [user for user, _ in value.uses()] if down else [value.producer()]
-        for node in nodes:
-            if node is None or node in seen or not (is_quantised(node) or _goes_on(node)):
-                continue
-            seen[node] = None
-            if node.op_type not in _PRODUCTS:
-                pending += node.outputs if down else [item for item in node.inputs if item is not None]
-    return seen
+
+    def near(values: Iterable[ir.Value | None]) -> Iterator[ir.Node]:
+        known = (value for value in values if value is not None)
+        nodes = (node for value in known for node in ([user for user, _ in value.uses()] if down else [value.producer()]))
+        return (node for node in nodes if node is not None and (is_quantised(node) or _goes_on(node)))
+
+    def after(node: ir.Node) -> Iterable[ir.Node]:
+        return () if node.op_type in _PRODUCTS else near(node.outputs if down else node.inputs)
+
+    return list(itertools.islice(reached(near(values), after), _MOST_NODES))
 
 
 def _goes_on(node: ir.Node) -> bool:

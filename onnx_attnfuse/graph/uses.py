@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from typing import TypeVar
 
 import onnx_ir as ir
 
@@ -11,6 +12,7 @@ from onnx_attnfuse.graph.constants import is_standard, reads, subgraphs
 from onnx_attnfuse.graph.ops import ASKS_SHAPE, CASTS, REARRANGES
 
 _VIEWS = REARRANGES | CASTS
+_Item = TypeVar("_Item", bound=Hashable)
 
 
 def label(node: ir.Node) -> str:
@@ -69,15 +71,40 @@ def sources(values: Iterable[ir.Value], follows: Callable[[ir.Value, ir.Node], b
         values: The values.
         follows: Whether to go on from a value to the inputs of its producer.
     """
-    pending = list(dict.fromkeys(values))
-    seen = set(pending)
-    for value in pending:
-        yield value
+
+    def above(value: ir.Value) -> Iterable[ir.Value]:
         node = value.producer()
-        if node is not None and follows(value, node):
-            fresh = [item for item in dict.fromkeys(reads(node)) if item not in seen]
-            seen.update(fresh)
-            pending += fresh
+        return reads(node) if node is not None and follows(value, node) else ()
+
+    return reached(values, above)
+
+
+def dependents(values: Iterable[ir.Value]) -> Iterator[ir.Value]:
+    """Values, and all that are computed from their elements, each once, nearest first."""
+    return reached(
+        values,
+        lambda value: (output for node, _ in value.uses() if not is_standard(node, *ASKS_SHAPE) for output in node.outputs),
+    )
+
+
+def reached(starts: Iterable[_Item], after: Callable[[_Item], Iterable[_Item]]) -> Iterator[_Item]:
+    """Items, and all that come after them or after others that do, each once, nearest first."""
+    pending = list(dict.fromkeys(starts))
+    seen = set(pending)
+    for item in pending:
+        yield item
+        fresh = [other for other in dict.fromkeys(after(item)) if other not in seen]
+        seen.update(fresh)
+        pending += fresh
+
+
+def before(value: ir.Value, *names: str) -> ir.Value:
+    """The value that standard operators of some names, one after the other, make a value of."""
+    node = value.producer()
+    while is_standard(node, *names) and node.inputs[0] is not None:
+        value = node.inputs[0]
+        node = value.producer()
+    return value
 
 
 def live(graph: ir.Graph, follows: Callable[[ir.Value, ir.Node], bool] = lambda _, __: True) -> set[ir.Node]:

@@ -31,7 +31,7 @@ from onnx_attnfuse.graph.ops import (
     is_standard,
     plain_domain,
 )
-from onnx_attnfuse.graph.uses import sources
+from onnx_attnfuse.graph.uses import before, reached, sources
 
 MixerKind = Literal["recurrence", "unrolled recurrence", "recurrence in a loop", "chunked recurrence", "causal convolution"]
 _LEAST_RANK = 3
@@ -138,11 +138,7 @@ def _dims(value: ir.Value, facts: Facts) -> Sequence[object] | None:
 
 def through(value: ir.Value) -> ir.Value:
     """A value before what leaves it as it is."""
-    node = value.producer()
-    while is_standard(node, "Identity", "Cast") and node.inputs[0] is not None:
-        value = node.inputs[0]
-        node = value.producer()
-    return value
+    return before(value, "Identity", "Cast")
 
 
 def _chunked(graph: ir.Graph, facts: Facts) -> Iterator[Mixer]:
@@ -160,17 +156,13 @@ def _chunked(graph: ir.Graph, facts: Facts) -> Iterator[Mixer]:
 
 def _fades(node: ir.Node) -> bool:
     """Whether an exponential of a running sum is multiplied by something."""
-    pending, seen = [(node.outputs[0], False)], set[tuple[ir.Value, bool]]()
-    while pending and len(seen) < _MOST:
-        value, grown = pending.pop()
-        for user, _ in value.uses():
-            if grown and is_standard(user, "MatMul", "Einsum", "Mul"):
-                return True
-            item = (user.outputs[0], grown or user.op_type == "Exp")
-            if is_standard(user, *_LIGHT) and item not in seen:
-                seen.add(item)
-                pending.append(item)
-    return False
+
+    def after(way: tuple[ir.Value, bool]) -> Iterator[tuple[ir.Value, bool]]:
+        users = (user for user, _ in way[0].uses() if is_standard(user, *_LIGHT))
+        return ((user.outputs[0], way[1] or user.op_type == "Exp") for user in users)
+
+    ways = itertools.islice(reached([(node.outputs[0], False)], after), _MOST)
+    return any(is_standard(user, "MatMul", "Einsum", "Mul") for value, grown in ways if grown for user, _ in value.uses())
 
 
 def _sources(node: ir.Node) -> set[ir.Value]:

@@ -68,7 +68,7 @@ def fused_loop(mixer: Mixer, builder: Builder) -> Replacement:
     one, now = step.write(step.inputs, state, 1, builder)
     token = whole.know(step.result, out)
     every = whole.all(given)
-    computed = dependents(state) | dependents(turn.number)
+    computed = set(dependents([state, turn.number]))
     of_inputs = [(item, whole.token(both)) for item, both in zip(step.inputs, inputs, strict=True) if item and both]
     return Replacement(
         OPERATOR,
@@ -222,7 +222,7 @@ class _Whole:
 
     def __init__(self, turn: Turn, state: ir.Value, builder: Builder) -> None:
         self._turn, self._builder = turn, builder
-        self._moving = dependents(turn.number) | dependents(state)
+        self._moving = set(dependents([turn.number, state]))
         self._known: dict[ir.Value, ir.Value] = {}
         self.reduced: dict[ir.Value, ir.Value] = {}
         """Reductions of a turn, each with those of all."""

@@ -21,8 +21,9 @@ from onnx_attnfuse.certify.interned import aside
 from onnx_attnfuse.certify.terms import ZERO, Term, free, polynomial, walk
 from onnx_attnfuse.graph.build import Builder, dims_of
 from onnx_attnfuse.graph.dtypes import FLOATS
-from onnx_attnfuse.graph.ops import ASKS_SHAPE, CONTRIB, REARRANGES, REPEATS, SLICES, is_standard
+from onnx_attnfuse.graph.ops import CONTRIB, REARRANGES, REPEATS, SLICES, is_standard
 from onnx_attnfuse.graph.sizes import Dim
+from onnx_attnfuse.graph.uses import dependents
 from onnx_attnfuse.mixers.candidates import Mixer
 from onnx_attnfuse.mixers.rewrite import (
     Ends,
@@ -106,7 +107,7 @@ def fused_step(mixer: Mixer, builder: Builder) -> Replacement:
         raise _left("it has no state")
     step = read_step(state, present, builder)
     out, now = step.write(step.inputs, state, 1, builder)
-    result, below = builder.reshape(out, dims_of(builder, step.result)), dependents(state)
+    result, below = builder.reshape(out, dims_of(builder, step.result)), set(dependents([state]))
     return Replacement(OPERATOR, ((present, now), (step.result, result)), (lambda item: item not in below and is_heavy(item),))
 
 
@@ -125,7 +126,7 @@ def read_step(state: ir.Value, present: ir.Value, builder: Builder, turn: Turn |
     dims = builder.facts.dims(present)
     if dims is None or len(dims) != 4 or not all(isinstance(dim, int) for dim in dims[1:]):
         raise _left("the state is no matrix of known size for each head")
-    below = dependents(state)
+    below = set(dependents([state]))
     with aside():
         read = next(_reads(present, below, builder, turn), None)
         if read is None:
@@ -136,16 +137,6 @@ def read_step(state: ir.Value, present: ir.Value, builder: Builder, turn: Turn |
 
 def _left(why: str) -> Refused:
     return Refused("mixer-step", f"a step of a recurrence is left: {why}")
-
-
-def dependents(value: ir.Value) -> set[ir.Value]:
-    """A value and all that depend on its elements."""
-    found, pending = {value}, [value]
-    for item in pending:
-        for user in (user for user, _ in item.uses() if not is_standard(user, *ASKS_SHAPE)):
-            pending += [output for output in user.outputs if output not in found]
-            found.update(user.outputs)
-    return found
 
 
 def _reads(present: ir.Value, below: set[ir.Value], builder: Builder, turn: Turn | None) -> Iterator[_Read]:

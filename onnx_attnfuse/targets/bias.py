@@ -16,6 +16,7 @@ from onnx_attnfuse.attention.masks.index_reader import Reader
 from onnx_attnfuse.attention.spec import Added, AttentionSpec, Axes4, Floored, Mask, MaskStep, Replaced, Scaled, step_gains
 from onnx_attnfuse.graph.build import Builder, dims_of
 from onnx_attnfuse.graph.dtypes import largest
+from onnx_attnfuse.graph.uses import before
 from onnx_attnfuse.reasons import Refused
 from onnx_attnfuse.targets.base import BuildContext
 from onnx_attnfuse.targets.gather_as_broadcast import DataLayout
@@ -175,9 +176,7 @@ class BiasEmitter:
     def _term(self, indexed: IndexedValue, gain: float) -> IndexedValue:
         """A mask in a wider type that only chooses between 0 and a fill is made anew in the operator's type."""
         facts = self._builder.facts
-        dtype, node = facts.dtype(indexed.value), indexed.value.producer()
-        while node is not None and node.op_type in {"Cast", "Identity"} and node.inputs[0] is not None:
-            node = node.inputs[0].producer()
+        dtype, node = facts.dtype(indexed.value), before(indexed.value, "Cast", "Identity").producer()
         if dtype is None or _bits(dtype) <= _bits(self._dtype) or node is None or node.op_type != "Where":
             return indexed
         condition, chosen, other = node.inputs

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections import deque
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from typing import Literal
 
@@ -35,7 +34,7 @@ from onnx_attnfuse.graph.ops import (
     is_standard,
 )
 from onnx_attnfuse.graph.rounding import dequantizes, quantizes
-from onnx_attnfuse.graph.uses import reads_input, sources
+from onnx_attnfuse.graph.uses import reached, reads_input, sources
 from onnx_attnfuse.reasons import Refused
 
 Role = Literal["operand", "weight", "activation", "given", "factor", "constant"]
@@ -177,16 +176,10 @@ def _is_inside(value: ir.Value, node: ir.Node) -> bool:
 
 
 def _is_factor(value: ir.Value, users: Mapping[ir.Value | None, Sequence[tuple[ir.Node, int]]]) -> bool:
-    pending, seen, multiplies = [value], {value}, False
-    while pending:
-        for node, place in users.get(pending.pop(), ()):
-            if (node.op_type, place) not in _LINEAR or not is_standard(node):
-                return False
-            multiplies |= (node.op_type, place) in _PRODUCTS
-            fresh = [output for output in node.outputs if output not in seen]
-            seen.update(fresh)
-            pending.extend(fresh)
-    return multiplies
+    values = reached([value], lambda item: (output for node, _ in users.get(item, ()) for output in node.outputs))
+    places = [(node, place) for item in values for node, place in users.get(item, ())]
+    is_linear = all(is_standard(node) and (node.op_type, place) in _LINEAR for node, place in places)
+    return is_linear and any((node.op_type, place) in _PRODUCTS for node, place in places)
 
 
 def is_addend(value: ir.Value) -> bool:
@@ -212,13 +205,11 @@ def uses_through(
         passes: Whether the outputs of a node count, which reads a value at a place.
         most: Values beyond which no more are looked at.
     """
-    pending, seen = deque([value]), {value}
-    while pending and len(seen) < most:
-        for node, place in pending.popleft().uses():
-            yield node, place
-            fresh = [item for item in node.outputs if item not in seen] if passes(node, place) else []
-            seen.update(fresh)
-            pending.extend(fresh)
+
+    def after(item: ir.Value) -> Iterator[ir.Value]:
+        return (output for node, place in item.uses() if passes(node, place) for output in node.outputs)
+
+    return (use for item in itertools.islice(reached([value], after), most) for use in item.uses())
 
 
 class _Walk:
@@ -328,17 +319,13 @@ def is_fresh(name: str, facts: Facts) -> bool:
 
 def _below(frontier: Iterable[ir.Value], results: Sequence[ir.Value]) -> set[ir.Node]:
     """The nodes that data of a stop flows into, nearest first, up to a bound; from a result only those that lead to another."""
-    found: set[ir.Node] = set()
     above = _above(frozenset(frontier), results)
-    pending = deque(frontier)
-    while pending and len(found) < _MAX_NODES_BELOW_FRONTIER:
-        value = pending.popleft()
-        for node, _ in value.uses():
-            if node in found or node.op_type in ASKS_SHAPE or (value in results and node not in above):
-                continue
-            found.add(node)
-            pending.extend(node.outputs)
-    return found
+
+    def users(values: Iterable[ir.Value]) -> Iterator[ir.Node]:
+        uses = ((node, value) for value in values for node, _ in value.uses() if node.op_type not in ASKS_SHAPE)
+        return (node for node, value in uses if value not in results or node in above)
+
+    return set(itertools.islice(reached(users(frontier), lambda node: users(node.outputs)), _MAX_NODES_BELOW_FRONTIER))
 
 
 def _above(frontier: frozenset[ir.Value], results: Sequence[ir.Value]) -> set[ir.Node]:

@@ -27,6 +27,7 @@ from onnx_attnfuse.graph.constants import constant_tensor, read_tensor, subgraph
 from onnx_attnfuse.graph.dtypes import HALVES
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.sizes import Dim
+from onnx_attnfuse.graph.uses import reached
 from onnx_attnfuse.reasons import Refused
 from onnx_attnfuse.verify.inputs import Array, Slot
 from onnx_attnfuse.verify.runtime import PieceSession, Reference, load
@@ -210,15 +211,11 @@ def widened_attribute(attribute: ir.Attr, wide: Callable[[ir.TensorProtocol], ir
 
 def _used_functions(nodes: Iterable[ir.Node], functions: Functions) -> list[ir.Function]:
     """The model's own functions that `nodes` call, and those that these call."""
-    found: dict[ir.OperatorIdentifier, ir.Function] = {}
-    pending = list(nodes)
-    while pending:
-        node = pending.pop()
-        function = functions.get(node.op_identifier())
-        if function is not None and node.op_identifier() not in found:
-            found[node.op_identifier()] = function
-            pending.extend(function.all_nodes())
-    return list(found.values())
+
+    def called(nodes: Iterable[ir.Node]) -> Iterator[ir.Function]:
+        return (functions[name] for node in nodes if (name := node.op_identifier()) in functions)
+
+    return list(reached(called(nodes), lambda function: called(function.all_nodes())))
 
 
 class Keys:

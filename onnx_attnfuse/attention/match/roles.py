@@ -29,7 +29,7 @@ from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.ops import CASTS, ELEMENTWISE, GATHERS, REARRANGES, REDUCTIONS, REPEATS, SLICES
 from onnx_attnfuse.graph.rounding import quantizes, read_pair
 from onnx_attnfuse.graph.scaling import read_scaling
-from onnx_attnfuse.graph.uses import viewers
+from onnx_attnfuse.graph.uses import sources, viewers
 
 _VIEWS = REARRANGES | REPEATS | SLICES | CASTS
 _MOST_STEPS = 24
@@ -180,12 +180,6 @@ def _of_operand(operand: tuple[Source, ...], facts: Facts) -> dict[ir.Node, Role
 
 def _computing(values: Iterable[ir.Value]) -> Iterator[ir.Node]:
     """The nodes that compute masks, up to inputs and to products, as of a bias that queries make."""
-    pending, seen = list(values), set[ir.Node]()
-    while pending and len(seen) < _MOST_NODES:
-        node = pending.pop().producer()
-        if node is None or node in seen or not is_standard(node, *_ARITHMETIC):
-            continue
-        seen.add(node)
-        if node.op_type != "Constant":
-            yield node
-        pending += [value for value in node.inputs if value is not None]
+    above = itertools.islice(sources(values, lambda _, node: is_standard(node, *_ARITHMETIC)), _MOST_NODES)
+    nodes = (value.producer() for value in above)
+    return (node for node in nodes if is_standard(node, *_ARITHMETIC) and node.op_type != "Constant")

@@ -9,7 +9,8 @@ Models with a few keys for all rows beside those of a window write it, and decod
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 
 import onnx_ir as ir
 
@@ -22,7 +23,7 @@ from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.facts_view import broadcast
 from onnx_attnfuse.graph.rules.reading import sorted_parts
 from onnx_attnfuse.graph.scaling import read_scaling
-from onnx_attnfuse.graph.uses import is_read_once, only_reader, viewers
+from onnx_attnfuse.graph.uses import dependents, is_read_once, only_reader, sources, viewers
 
 _MOST_STEPS = 8
 """Nodes between a softmax and the place where its blocks are joined, or taken apart."""
@@ -81,8 +82,8 @@ def with_blocks_joined(softmax: Softmax, builder: Builder) -> EnablingChange | N
 def _joined_scores(softmax: Softmax, builder: Builder) -> EnablingChange | None:
     """The one product that scores of several blocks are."""
     facts = builder.facts
-    for node in _above(softmax.scores):
-        rank = facts.rank(node.outputs[0])
+    for node in (value.producer() for value in itertools.islice(sources([softmax.scores]), _MOST_STEPS)):
+        rank = None if node is None else facts.rank(node.outputs[0])
         if not is_standard(node, "Concat") or rank is None or attribute(node, "axis", 0) % rank != rank - 1:
             continue
         parts = [_unscaled(part, facts) for part in node.inputs]
@@ -159,22 +160,6 @@ def _total(products: Sequence[ir.Value]) -> ir.Node | None:
     return node
 
 
-def _above(scores: ir.Value) -> list[ir.Node]:
-    """The nodes right above a softmax."""
-    found, values = list[ir.Node](), [scores]
-    for value in values:
-        node = value.producer()
-        if node is not None and node not in found and len(found) < _MOST_STEPS:
-            found.append(node)
-            values += [item for item in node.inputs if item is not None]
-    return found
-
-
-def below(weights: ir.Value) -> list[ir.Value]:
+def below(weights: ir.Value) -> Iterator[ir.Value]:
     """The weights and the first values that are made of them."""
-    found = [weights]
-    for value in found:
-        if len(found) > _MOST_STEPS:
-            break
-        found += [node.outputs[0] for node, _ in value.uses() if node.outputs[0] not in found]
-    return found
+    return itertools.islice(dependents([weights]), _MOST_STEPS)

@@ -53,7 +53,7 @@ from onnx_attnfuse.graph.dtypes import FLOATS
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.ops import ELEMENTWISE, REARRANGES, REPEATS
 from onnx_attnfuse.graph.thresholds import MASKS, ORDINARY
-from onnx_attnfuse.graph.uses import is_read_once
+from onnx_attnfuse.graph.uses import is_read_once, sources
 
 _CHOOSES = frozenset(["Clip", "Max", "Min", "Where"])
 """Operators whose result is one of their inputs."""
@@ -292,12 +292,9 @@ def with_values_joined(softmax: Softmax, builder: Builder) -> EnablingChange | N
         return None
     places = {node: place for place, node in enumerate(products[0].graph or ())}
     first, last = (pick(products, key=lambda node: places.get(node, -1)) for pick in (min, max))
-    above = [value.producer() for value in values]
-    for node in above:
-        if node in products:
-            return None  # a value depends on another product
-        if node is not None and places.get(node, -1) > places.get(first, -1):
-            above += [producer for item in node.inputs if item is not None and (producer := item.producer()) not in above]
+    above = sources(values, lambda _, node: places.get(node, -1) > places.get(first, -1))
+    if any(value.producer() in products for value in above):
+        return None  # a value depends on another product
     results = [node.outputs[0] for node in products]
     axis = len(shapes[0]) - 1
     builder.at(last)

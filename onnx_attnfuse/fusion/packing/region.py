@@ -8,7 +8,7 @@ all of it passes, and padding is removed there; of the nodes after, the same for
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeAlias
 
 import onnx_ir as ir
@@ -21,7 +21,7 @@ from onnx_attnfuse.fusion.packing.tokens import Marks, Tokens, read_marks
 from onnx_attnfuse.fusion.packing.tokenwise import Step, read_step
 from onnx_attnfuse.graph.constants import is_constant
 from onnx_attnfuse.graph.ops import ASKS_SHAPE
-from onnx_attnfuse.graph.uses import live, producer_of
+from onnx_attnfuse.graph.uses import dependents, live, producer_of, reached
 from onnx_attnfuse.reasons import Reason, Refused
 from onnx_attnfuse.targets.packed import choose
 
@@ -289,14 +289,11 @@ class _Growing:
     @staticmethod
     def _above(values: Iterable[ir.Value], tail: Sequence[Step]) -> list[Step]:
         makers = {output: step for step in tail for output in step.node.outputs}
-        found: dict[Step, None] = {}
-        pending = list(values)
-        while pending:
-            step = makers.get(pending.pop())
-            if step is not None and step not in found:
-                found[step] = None
-                pending += [value for value, _ in step.inputs()]
-        return list(found)
+
+        def made(values: Iterable[ir.Value]) -> Iterator[Step]:
+            return (makers[value] for value in values if value in makers)
+
+        return list(reached(made(values), lambda step: made(value for value, _ in step.inputs())))
 
     def _needed(self, entries: set[ir.Value], exits: Iterable[ir.Value]) -> list[Item]:
         """The steps and attentions that compute the exits from the entries, in order."""
@@ -340,13 +337,8 @@ def below(values: Iterable[ir.Value], graph: ir.Graph) -> set[ir.Value]:
     Raises:
         Refused: A branch or body reads them.
     """
-    found = set(values)
-    pending = list(found)
-    while pending:
-        for node in users(pending.pop()):
-            if node.graph is not graph:
-                raise Refused("control-flow", "a value computed from the attentions is read in a branch", node.name)
-            fresh = [value for value in node.outputs if value not in found]
-            found.update(fresh)
-            pending += fresh
+    found = set(dependents(values))
+    for node in (node for value in found for node in users(value)):
+        if node.graph is not graph:
+            raise Refused("control-flow", "a value computed from the attentions is read in a branch", node.name)
     return found

@@ -19,7 +19,7 @@ from onnx_attnfuse.attention.match.candidates import Candidate
 from onnx_attnfuse.graph.constants import all_nodes, is_standard, subgraphs
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.ops import RESHAPES, is_attention
-from onnx_attnfuse.graph.uses import label
+from onnx_attnfuse.graph.uses import before, label
 from onnx_attnfuse.reasons import Reason
 from onnx_attnfuse.report.model import SiteReport
 from onnx_attnfuse.serving.decoder import ServedDecoder
@@ -86,8 +86,7 @@ def _choice(graph: ir.Graph) -> tuple[ir.Node, ir.Value, bool] | None:
 
 def _input_of(value: ir.Value | None) -> ir.Value | None:
     """The graph input that a condition is, whatever shape it was brought into."""
-    while value is not None and (node := value.producer()) is not None:
-        value = node.inputs[0] if is_standard(node, "Identity", *RESHAPES) else None
+    value = None if value is None else before(value, "Identity", *RESHAPES)
     return value if value is not None and value.is_graph_input() and value.const_value is None else None
 
 

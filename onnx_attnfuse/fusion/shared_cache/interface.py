@@ -15,7 +15,7 @@ from onnx_attnfuse.fusion.shared_cache.lengths import Lengths
 from onnx_attnfuse.fusion.shared_cache.positions import Counting, context_length, counts_alike, is_by_place
 from onnx_attnfuse.fusion.shared_cache.sites import Attended, CachedSite
 from onnx_attnfuse.graph.build import Builder
-from onnx_attnfuse.graph.constants import is_standard, subgraphs
+from onnx_attnfuse.graph.constants import is_standard, reads
 from onnx_attnfuse.graph.dtypes import FLOATS
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.facts_view import Dim
@@ -84,8 +84,7 @@ def _reached(graph: ir.Graph, states: Collection[ir.Value]) -> dict[ir.Value | N
     """The states that each value is computed from."""
     found = collections.defaultdict[ir.Value | None, set[ir.Value]](set, {state: {state} for state in states})
     for node in graph:
-        inner = [value for branch in subgraphs(node) for item in branch.all_nodes() for value in item.inputs]
-        given = () if is_standard(node, *ASKS_SHAPE) else (*node.inputs, *inner)
+        given = () if is_standard(node, *ASKS_SHAPE) else reads(node)
         sources = set[ir.Value]().union(*(found[value] for value in given if value in found))
         found.update(dict.fromkeys(node.outputs, sources))
     return found

@@ -26,7 +26,7 @@ from onnx_attnfuse.graph.ops import CASTS, RESHAPES
 from onnx_attnfuse.graph.order import NodeOrder
 from onnx_attnfuse.graph.sizes import Dim, Size
 from onnx_attnfuse.graph.sweep import sweep
-from onnx_attnfuse.graph.uses import is_copy, viewers
+from onnx_attnfuse.graph.uses import is_copy, reached, viewers
 from onnx_attnfuse.reasons import Refused
 from onnx_attnfuse.targets import group_query_attention as target
 from onnx_attnfuse.targets.base import BuildContext, Emitted
@@ -190,16 +190,12 @@ def _input_of(indexed: IndexedValue) -> ir.Value:
 
 def _check_only_appended(past: ir.Value, given: ir.Value, appends: ir.Node | None, spec: AttentionSpec) -> None:
     """Checks that nothing but the appending looks at the elements of the earlier keys or values."""
-    pending, copies = [past], set[ir.Value]()
-    while pending:
-        value = pending.pop()
-        copies.add(value)
+    copies = list(reached([past], lambda value: (node.outputs[0] for node in viewers(value) if is_copy(node))))
+    for value in copies:
         if value.is_graph_output():
             raise Refused("cache-used", f"the past keys or values '{past.name}' are also an output", spec.name)
         for node in viewers(value):
-            if is_copy(node):
-                pending.append(node.outputs[0])
-            elif node is not appends:
+            if node is not appends and not is_copy(node):
                 raise Refused("cache-used", f"the past keys or values '{past.name}' have other consumers", node.name)
     assert given in copies
 

@@ -23,7 +23,7 @@ from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.ops import CASTS, REARRANGES, REPEATS
 from onnx_attnfuse.graph.scopes import Scope, all_names
-from onnx_attnfuse.graph.uses import viewers
+from onnx_attnfuse.graph.uses import reached, viewers
 from onnx_attnfuse.language.registry.discovery import load
 from onnx_attnfuse.language.registry.registry import Catalogue
 from onnx_attnfuse.options import Options
@@ -202,17 +202,9 @@ def _follow_largest(apart: ir.Node) -> None:
 
 def _is_multiplied(value: ir.Value) -> bool:
     """Whether a value is a factor of a product, or the operand of a softmax, as it is or as a view."""
-    pending, seen = [value], set[ir.Value]()
-    while pending:
-        item = pending.pop()
-        if item in seen:
-            continue
-        seen.add(item)
-        for node, _ in item.uses():
-            if node.op_type in {"MatMul", "Softmax"}:
-                return True
-            pending += node.outputs if node.op_type in REARRANGES | REPEATS | CASTS else ()
-    return False
+    views = REARRANGES | REPEATS | CASTS
+    values = reached([value], lambda item: (view for node, _ in item.uses() if node.op_type in views for view in node.outputs))
+    return any(node.op_type in {"MatMul", "Softmax"} for item in values for node, _ in item.uses())
 
 
 def _path(place: str) -> str:
