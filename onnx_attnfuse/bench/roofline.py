@@ -18,6 +18,7 @@ from typing import Literal
 import onnx_ir as ir
 
 from onnx_attnfuse.bench.products import PAST, Shapes, Unknown, operations, shares_cache
+from onnx_attnfuse.certify.pairing import inlined
 from onnx_attnfuse.graph import sizes
 from onnx_attnfuse.graph.constants import constant_tensor, is_standard, subgraphs
 from onnx_attnfuse.graph.facts import Facts
@@ -85,10 +86,11 @@ def work(model: ir.Model, shapes: Mapping[str, Sequence[int]]) -> Work:
         model: The model.
         shapes: The shape of each input by its name.
     """
+    model = inlined(model)
     graph = model.graph
     given = [tuple(shapes[value.name or ""]) if value.name in shapes else None for value in graph.inputs]
     facts = Facts(graph, [(shape, None) for shape in given])
-    reader = _Reader(model, Shapes(facts, _lengths(graph.inputs, given)), {})
+    reader = _Reader(model, Shapes(facts, _lengths(graph.inputs, given)))
     tally = reader.count(graph)
     outputs = 0
     for value in graph.outputs:
@@ -117,13 +119,11 @@ def _lengths(inputs: Sequence[ir.Value], given: Sequence[tuple[int, ...] | None]
 
 
 class _Reader:
-    """Counts the graphs of a model; a function once for each call, with the shapes of the call."""
+    """Counts the graphs of a model, whose functions are in the place of their calls."""
 
-    def __init__(self, model: ir.Model, shapes: Shapes, outer: Mapping[ir.Value, ir.Value]) -> None:
+    def __init__(self, model: ir.Model, shapes: Shapes) -> None:
         self._model = model
         self._shapes = shapes
-        self._outer = outer
-        """The values of the caller by the inputs of a function."""
         self.in_place: set[ir.Value] = set()
         """Caches that are written where they lie, so that new positions only are written."""
 
@@ -131,8 +131,6 @@ class _Reader:
         """The work of the nodes of a graph."""
         tally = _Tally()
         for node in graph:
-            if self._model.functions:
-                self._shapes.facts.learn(node)
             self._node(node, tally)
         return tally
 
@@ -153,9 +151,8 @@ class _Reader:
         while is_standard(view := value.producer(), *_VIEWS) and view.inputs[0] is not None:
             value = view.inputs[0]
             bits = min(bits, self._bits(value))
-        source = self._outer.get(value, value)
-        is_weight = source.const_value is not None or constant_tensor(source) is not None
-        if not is_weight and not source.is_graph_input():
+        is_weight = value.const_value is not None or constant_tensor(value) is not None
+        if not is_weight and not value.is_graph_input():
             return
         bits = bits if is_weight else self._bits(value)
         try:
@@ -165,17 +162,15 @@ class _Reader:
                     count, sum(self._shapes.count(item) for item in node.outputs if item.uses() or item.is_graph_output())
                 )
         except Unknown:
-            tally.left_out[f"'{source.name}'"] = None
+            tally.left_out[f"'{value.name}'"] = None
             return
-        tally.reads(source, math.ceil(count * bits / 8))
+        tally.reads(value, math.ceil(count * bits / 8))
 
     def _node(self, node: ir.Node, tally: _Tally) -> None:
         if is_standard(node, *ASKS_SHAPE, *_VIEWS, "Constant"):
             return
-        function = self._model.functions.get(node.op_identifier())
-        if function is not None:
-            tally.add(self._call(node, function))
-            return
+        if node.op_identifier() in self._model.functions:
+            tally.left_out[node.op_type] = None
         parts = is_standard(node, *_PARTS)
         unread: Sequence[ir.Value | None] = ()
         if shares_cache(node, self._shapes):
@@ -202,24 +197,6 @@ class _Reader:
             tally.add(body)
             if body.operations:
                 tally.left_out[f"{node.op_type}, counted once"] = None
-
-    def _call(self, node: ir.Node, function: ir.Function) -> _Tally:
-        given: list[tuple[tuple[int, ...] | None, ir.DataType | None]] = []
-        outer: dict[ir.Value, ir.Value] = {}
-        for value, inner in zip(node.inputs, function.inputs, strict=False):
-            shape = None
-            if value is not None:
-                outer[inner] = self._outer.get(value, value)
-                try:
-                    shape = self._shapes.of(value)
-                except Unknown:
-                    shape = None
-            given.append((shape, None if value is None else self._shapes.facts.dtype(value)))
-        inner = _Reader(self._model, Shapes(Facts(function.graph, given), self._shapes.lengths), outer)
-        tally = inner.count(function.graph)
-        for result, inner_output in zip(node.outputs, function.outputs, strict=False):
-            self._shapes.facts.record(result, inner._shapes.facts.dims(inner_output), inner._shapes.facts.dtype(inner_output))
-        return tally
 
     def _bits(self, value: ir.Value) -> int:
         dtype = self._shapes.facts.dtype(value)

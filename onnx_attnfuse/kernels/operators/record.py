@@ -92,6 +92,16 @@ class OpInfo:
         return [given.get(name) for name in list(self.inputs)[: last + 1]]
 
 
+def recurrence_on_cpu() -> OpSupport:
+    """What the CPU has of operators of recurrences."""
+    import onnx_ir as ir
+
+    from onnx_attnfuse.kernels.execution_provider import OpSupport
+
+    float32 = frozenset([ir.DataType.FLOAT])
+    return OpSupport("measured with ONNX Runtime 1.31 and 1.32 (docs/targets.md)", float32, float32)
+
+
 def qualified(op: str, domain: str) -> str:
     """The name of an operator among fused operators."""
     return op if plain_domain(domain) else f"onnx.{op}"
