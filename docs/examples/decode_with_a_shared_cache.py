@@ -23,7 +23,7 @@ pasts, presents = decoder.past_keys + decoder.past_values, decoder.present_keys 
 types = {given.name: np.float16 if "float16" in given.type else np.float32 for given in session.get_inputs()}
 buffers = [onnxruntime.OrtValue.ortvalue_from_numpy(np.zeros(shape, types[past]), device) for past in pasts]
 
-tokens, told = prompt, []
+tokens, generated = prompt, []
 for _ in range(8):
     positions = np.maximum(mask.cumsum(1) - 1, 0)[:, -tokens.shape[1] :]
     binding = session.io_binding()
@@ -39,5 +39,5 @@ for _ in range(8):
     last = logits.shape[1] - 1 - mask[:, -tokens.shape[1] :][:, ::-1].argmax(1)  # the last token that is no padding
     tokens = logits[np.arange(len(last)), last].argmax(-1)[:, None]
     mask = np.concatenate([mask, np.ones_like(tokens)], axis=1)
-    told.append(tokens)
-print(np.concatenate(told, axis=1))
+    generated.append(tokens)
+print(np.concatenate(generated, axis=1))

@@ -1,4 +1,4 @@
-"""Fuses a model of token ids, and compares it with the original: quickstart.py MODEL.onnx"""
+"""Fuses a text encoder and compares the outputs: quickstart.py MODEL.onnx"""
 
 import sys
 
