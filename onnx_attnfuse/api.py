@@ -281,7 +281,7 @@ def session_options(result: Result | Report) -> Any:
     """
     for name, value in session_environment(result).items():
         if os.environ.get(name) != value:
-            _LOG.warning("%s=%s is not set, so ONNX Runtime may choose other kernels than were forecast", name, value)
+            _LOG.warning("%s=%s is not set, so ONNX Runtime may choose other kernels than predicted", name, value)
     try:
         onnxruntime: Any = importlib.import_module("onnxruntime")
     except ImportError as error:

@@ -181,7 +181,7 @@ def _show_figures(figures: Sequence[Figures], price: float | None) -> None:
     """A table of contenders, and a line for each that failed."""
     from onnx_attnfuse.report.text import columns
 
-    numbers = ("times as fast", "of rounds", "ms", "half of runs", "samples/s", "tokens/s", "MB")
+    numbers = ("speedup", "min-max", "ms", "middle half", "samples/s", "tokens/s", "MB")
     per_token = any(item.tokens_per_second for item in figures)
     priced = () if price is None else ("price of 1M tokens" if per_token else "price of 1000 batches",)
     print_table(columns(("", *numbers, *priced), [[*_row(item), *_price(item, price)] for item in figures], numbers=numbers))

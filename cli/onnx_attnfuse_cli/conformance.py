@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 
 _EXAMPLES = [
+    Example("attnfuse conformance --json cpu.json", "All forms on the CPU; `optimize --conformance` reads the table."),
     Example("attnfuse conformance --html cpu.html", "The same as a page: operator, mask, type and size, with each reason."),
-    Example("attnfuse conformance --json cpu.json", "All forms on the CPU; the table is what --conformance of optimize takes."),
     Example(
         "attnfuse conformance --ep qnn --provider-option backend_path=libQnnHtp.so --operator onnx.Attention --limit 40",
         "The most telling forms of one operator.",

@@ -29,7 +29,7 @@ _EXAMPLES = [
 def command(*, as_json: bool) -> int:
     """Report installed and missing packages, how to install these, and which kernels run on this machine.
 
-    For training it asks the questions by which ORTModule chooses its attention; take the first that is answered with yes.
+    With torch it also asks the questions by which ORTModule chooses its attention for training: the first yes decides.
     """
     from onnx_attnfuse.bench.doctor import examine
 
@@ -54,7 +54,7 @@ def _lines(found: Diagnosis) -> Iterator[str]:
     for name, written in found.records.items():
         yield f"record               {name}: {written}"
     for name, tried in found.tables.items():
-        yield f"tried                {name}: {tried}"
+        yield f"tested               {name}: {tried}"
     for gpu in machine.gpus:
         yield f"GPU                  {gpu.name}, compute capability {gpu.capability}, {gpu.memory}, driver {gpu.driver}"
     if not machine.gpus:
@@ -68,12 +68,17 @@ def _lines(found: Diagnosis) -> Iterator[str]:
     if not found.missing:
         yield "nothing is missing"
     yield ""
-    absent = "" if machine.has("onnxruntime-training") else " (onnxruntime-training is not installed)"
+    if machine.has("torch"):
+        yield from _training(found)
+    yield "attention of attnfuse: without options each site gets the fastest kernel of its device"
+    yield from (f"    export {line}    to fuse only what runs these kernels" for line in found.exports)
+
+
+def _training(found: Diagnosis) -> Iterator[str]:
+    absent = "" if found.machine.has("onnxruntime-training") else " (onnxruntime-training is not installed)"
     yield f"attention of ORTModule, in training{absent}:"
     for step in found.steps:
         yield f"    {step.question} {'yes' if step.holds else 'no'}: {step.because}"
         if step is found.chosen:
             yield from (f"        export {line}" for line in step.exports)
             break
-    yield "attention of attnfuse: without options each site gets the fastest kernel of its device"
-    yield from (f"    export {line}    to fuse only what runs these kernels" for line in found.exports)

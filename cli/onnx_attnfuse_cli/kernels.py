@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 _EXAMPLES = [
     Example("attnfuse kernels model.onnx", "For the GPU here, or for an A100 and an H100."),
     Example(
-        "attnfuse kernels model.onnx --arch sm80,sm90,cpu --dtype float16 --seq 2048", "As if it was in float16, at a length."
+        "attnfuse kernels model.onnx --arch sm80,sm90,cpu --dtype float16 --seq 2048",
+        "As if in float16, with 2048 queries and keys.",
     ),
     Example("attnfuse kernels model.onnx --confirm", "Runs it on the GPU here, and compares operator by operator."),
 ]

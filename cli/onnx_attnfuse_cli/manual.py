@@ -46,8 +46,8 @@ class Manual(click.Command):
         """Writes the options, each under its heading."""
         headings = {name: heading for heading, names in self.sections.items() for name in names}
         records: dict[str, list[tuple[str, str]]] = {heading: [] for heading in self.sections}
-        for parameter in self.get_params(ctx):
-            if (record := parameter.get_help_record(ctx)) is not None:
+        for parameter in self.get_params(ctx):  # click 8.5 lists arguments among the options, without help
+            if isinstance(parameter, click.Option) and (record := parameter.get_help_record(ctx)) is not None:
                 records[headings.get(parameter.name or "", "Options")].append(record)
         for heading, lines in records.items():
             if lines:

@@ -175,7 +175,7 @@ def _tried(path: pathlib.Path) -> str | None:
     tried = Counter(row[op] for row in table["cases"])
     right = Counter(row[op] for row in table["cases"] if row[verdict] == "right")
     counts = ", ".join(f"{name} {right[name]} of {count}" for name, count in tried.items())
-    return f"forms that are right with {', '.join(map(' '.join, table['versions'].items()))}: {counts}"
+    return f"correct forms with {', '.join(map(' '.join, table['versions'].items()))}: {counts}"
 
 
 def _constants(tree: ast.Module) -> Iterator[tuple[str, Any]]:

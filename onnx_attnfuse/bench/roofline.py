@@ -231,7 +231,7 @@ def share_in_words(done: Work, found: Limit | None, ms: float) -> str:
     """A line on how near a run of `ms` milliseconds comes to the limit of its device; without one, on the rates it reached."""
     if found is None:
         rates = [f"{_scaled(count / ms * 1e3, 'FLOP/s')} in {dtype}" for dtype, count in done.operations.items()]
-        return f"limit not known of this device; reached: {', '.join([*rates, _scaled(done.bytes / ms * 1e3, 'B/s')])}"
+        return f"limit of this device unknown; reached {', '.join([*rates, _scaled(done.bytes / ms * 1e3, 'B/s')])}"
     return f"share of the limit: {found.ms / ms:.0%} ({found.ms:.2g} ms of {ms:.3g} ms: {_what(done, found)})".replace(
         "%", " %", 1
     )

@@ -147,7 +147,7 @@ def _scale(fused: FusedNode, value: ir.Value, name: str) -> ir.Value | None:
     count = 0 if scale is None else sizes.product(fused.dims(scale))
     wanted = {"NONE": 0, "PER_TENSOR": 1, "PER_CHANNEL": heads * size}.get(kind)
     if count != wanted:
-        raise Refused("malformed", f"{count} scales, and {kind} wants {wanted}", fused.node.name)
+        raise Refused("malformed", f"{count} scales, and {kind} needs {wanted}", fused.node.name)
     return None if scale is None else fused.build.reshape(scale, (1, 1, 1, 1) if count == 1 else (1, heads, 1, size))
 
 

@@ -77,7 +77,7 @@ def _kept(fused: FusedNode, mask: ir.Value, sizes: tuple[Dim, Dim, Dim], *, star
     if not starts and dims[0] == 2 * batch:
         raise Refused("mask-form", "ends and starts are a mask of Attention only", fused.node.name)
     if isinstance(batch, int) and isinstance(dims[0], int) and dims[0] not in {batch, 2 * batch, 3 * batch + 2}:
-        raise Refused("mask-form", f"a mask of {dims[0]} numbers is none of {batch} entries", fused.node.name)
+        raise Refused("mask-form", f"a mask of {dims[0]} numbers does not fit {batch} entries", fused.node.name)
     ends, keys = _first(fused, mask, batch), places(build, columns)
     seen = compared(build, "Less", keys, by_entry(build, ends))
     if not starts or dims[0] in {batch, 3 * batch + 2}:

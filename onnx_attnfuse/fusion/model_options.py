@@ -38,9 +38,9 @@ def _check_cache(options: Options) -> None:
         if getattr(options, name) and options.cache != "shared":
             raise OptionError(f"{name} needs a cache in one buffer; choose cache 'shared', or leave it out")
     if options.cuda_graph and options.cache == "paged":
-        raise OptionError("cuda_graph wants sizes that are numbers, and a step of pages has any; leave one of them out")
+        raise OptionError("cuda_graph needs fixed sizes, and a step over pages has any size; leave one of them out")
     if options.past_length and (options.cuda_graph or options.kv_cache != "same"):
-        raise OptionError("past_length cannot be combined with cuda_graph or kv_cache, which want a mask; leave it or them out")
+        raise OptionError("past_length cannot be combined with cuda_graph or kv_cache, which need a mask; leave it or them out")
     if options.window_cache and (options.cuda_graph or options.kv_cache != "same"):
         raise OptionError("window_cache cannot be combined with cuda_graph or kv_cache; leave it or them out")
     if options.context_length is not None and options.context_length < 1:

@@ -199,12 +199,12 @@ PASSES: tuple[Pass, ...] = (
     Pass("sorting nodes", passes.sort_nodes, _REWRITE),
     ModelPass("moving unused inputs to the end", passes.order_inputs),
     ModelPass("finishing opset imports", passes.finish_imports),
-    ModelPass("judging the decoder", model_passes.check, must_succeed=True),
+    ModelPass("verifying the decoder", model_passes.check, must_succeed=True),
     ModelPass("quantising the cache", model_passes.quantise, must_succeed=True),
     ModelPass("measuring what roundings cost", model_passes.measure, must_succeed=True),
     ModelPass("folding fixed sizes", model_passes.fold_fixed_sizes, _REWRITE, must_succeed=True),
     ModelPass("finishing the decoder", model_passes.finish, must_succeed=True),
-    ModelPass("telling what was done", tell_what_was_done),
+    ModelPass("completing the report", tell_what_was_done),
     ModelPass("telling what can be captured", model_passes.tell_capture),
 )
 """All that is done to a model, in order."""

@@ -247,7 +247,7 @@ def head_size_among(*allowed: int) -> Condition:
     def condition(params: AttentionParams) -> Reason | None:
         if params.head_size in allowed:
             return None
-        return Reason("head-size", f"head size {params.head_size} is none of {', '.join(map(str, allowed))}")
+        return Reason("head-size", f"head size {params.head_size} is not one of {', '.join(map(str, allowed))}")
 
     return condition
 

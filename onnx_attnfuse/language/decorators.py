@@ -260,7 +260,7 @@ def check_pattern(name: str, operands: Sequence[str], optional: Sequence[str], w
 def _problems(operands: Sequence[str], optional: Sequence[str], written: Tensor, meaning: Tensor | None) -> Iterator[str]:
     """Faults of a pattern, the most telling first."""
     for operand in filter(kind_of, optional):
-        yield f"'{operand}' may be nothing as it is; write it without =None"
+        yield f"'{operand}' is always optional; write it without =None"
     everything = [*_nodes(written), *(() if meaning is None else _nodes(meaning))]
     yield from _choices(everything, operands, optional)
     if too_many(written):

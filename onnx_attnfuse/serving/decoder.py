@@ -1,6 +1,6 @@
 """The interface of a decoder whose cache is one buffer, as whoever runs it in a loop needs to know it.
 
-That has its layers too, as onnxruntime-genai wants to know them: names of their caches and states, their kinds and windows.
+That has its layers too, as onnxruntime-genai needs to know them: names of their caches and states, their kinds and windows.
 """
 
 from __future__ import annotations

@@ -170,7 +170,7 @@ def unfit(decoder: ServedDecoder, config: Mapping[str, Any] | None = None) -> st
     if not decoder.input_ids:
         return "onnxruntime-genai feeds tokens and the model takes embeddings; export it with its embedding"
     if decoder.logits_by_entry:
-        what = f"onnxruntime-genai wants logits (batch, positions, words) and '{decoder.logits}' has no positions"
+        what = f"onnxruntime-genai needs logits (batch, positions, words) and '{decoder.logits}' has no positions"
         return f"{what}; export the model with all of them, or run it with ONNX Runtime alone"
     if decoder.cross_keys and decoder.past_length is None:
         what = "of decoders with an encoder onnxruntime-genai runs Whisper's alone, without a mask"
@@ -180,7 +180,7 @@ def unfit(decoder: ServedDecoder, config: Mapping[str, Any] | None = None) -> st
         return f"{what}; export the decoder with these as inputs, (b, heads, positions, channels)"
     if not templates(decoder):
         few = ", ".join(names[0] for names in cache_names(decoder))
-        what = "onnxruntime-genai wants names of caches that differ in the number of the layer alone"
+        what = "onnxruntime-genai needs names of caches that differ in the number of the layer alone"
         return f"{what}, unlike {few}, ...; export the model with such names"
     if (reason := _unfit_states(decoder)) is not None:
         return reason
@@ -196,7 +196,7 @@ def _unfit_states(decoder: ServedDecoder) -> str | None:
     states, cached = states_of(decoder), template(decoder.past_keys)[1]
     if not all(layers for _, _, layers in states.values()):
         name = (decoder.convolutions or decoder.recurrences)[0][0]
-        what = "onnxruntime-genai wants names of states that differ in the number of the layer alone"
+        what = "onnxruntime-genai needs names of states that differ in the number of the layer alone"
         return f"{what}, unlike '{name}', ...; export the model with such names"
     kinds = {kind: layers for kind, (_, _, layers) in states.items()}
     if "recurrent" in kinds and kinds["recurrent"] != kinds.get("conv"):
@@ -331,7 +331,7 @@ def _facts(decoder: ServedDecoder, config: Mapping[str, Any]) -> _Facts:
         lines.append(what if decoder.position_ids is not None else f"{what}; export it with position_ids as an input")
     if windows := [window for window in decoder.cache_windows if window is not None]:
         what = f"max_length must be {max(windows)} or more in onnxruntime-genai, as a cache is no longer than that"
-        lines.append(f"{what} and the operator wants no less than a window")
+        lines.append(f"{what} and the operator needs at least a window")
     if decoder.cross_keys:
         outputs = "present_key_cross_N and present_value_cross_N"
         lines.append(f"the encoder is not written; put it there as {ENCODER}, with outputs encoder_hidden_states, {outputs}")
@@ -351,7 +351,7 @@ def _vocab_size(decoder: ServedDecoder, config: Mapping[str, Any]) -> int:
 
 
 def _eos(config: Mapping[str, Any], vocab_size: int) -> tuple[int, ...]:
-    """The tokens that end a text, which onnxruntime-genai wants inside of the vocabulary."""
+    """The tokens that end a text, which onnxruntime-genai needs inside of the vocabulary."""
     said: Any = config.get("eos_token_id")
     several = cast("Sequence[Any]", said) if isinstance(said, list) else (said,)
     found = tuple(item for item in (_number({"eos_token_id": item}, "eos_token_id") for item in several) if item is not None)

@@ -171,7 +171,7 @@ def refuse(spec: AttentionSpec, meaning: Meaning, context: BuildContext, *, is_b
     axes = spec.axes
     size = length(axes.h)
     if size != length(axes.v) or not isinstance(size, int) or size % _EIGHT:
-        return Reason("head-size", "GroupQueryAttention wants equal head sizes, a multiple of 8")
+        return Reason("head-size", "GroupQueryAttention needs equal head sizes, a multiple of 8")
     if spec.scale <= 0:
         return Reason("scale-not-positive", f"GroupQueryAttention takes no scale of {spec.scale:g}")
     new = axes.i if spec.cache is None else spec.cache.new_axis

@@ -36,7 +36,7 @@ def refuse_cache(spec: AttentionSpec, kv_heads: Axis) -> Reason | None:
         return Reason("no-cache", "keys and values are not appended to earlier ones")
     axes = spec.axes
     if length(axes.h) != length(axes.v):
-        return Reason("v-head-size", "a cache wants values of the head size of the keys")
+        return Reason("v-head-size", "a cache needs values of the head size of the keys")
     for columns, pair in ((cache.past_axis, cache.past), (axes.j, cache.present)):
         for indexed, channels in zip(pair, (axes.h, axes.v), strict=True):
             if not is_view(indexed, cache_layout(spec, kv_heads, columns, channels)):

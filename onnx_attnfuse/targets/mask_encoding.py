@@ -206,7 +206,7 @@ def refuse_scores(spec: AttentionSpec, op: str) -> Reason | None:
     if spec.softcap is not None:
         return Reason("no-softcap", f"{op} cannot cap scores by tanh")
     if spec.causal and (spec.mask or length(spec.axes.i) != length(spec.axes.j)):
-        message = "causal by attribute, with a mask besides or without a proof that there are as many queries as keys"
+        message = "causal by attribute, with another mask, or without a proof that there are as many queries as keys"
         return Reason("unproven-square", message)
     return None
 

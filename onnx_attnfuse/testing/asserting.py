@@ -200,7 +200,7 @@ def _assert_same(before: ir.Model, after: ir.Model, patterns: Sequence[object]) 
     catalogue = load(onnx_attnfuse.Options(patterns=tuple(patterns)))
     verdict = check_models(ir.to_proto(before), ir.to_proto(after), references(catalogue.operators.values()))
     if verdict.undecided is not None:
-        raise AssertionError(f"it could not be held against the original: {verdict.undecided}")
+        raise AssertionError(f"it could not be compared with the original: {verdict.undecided}")
     if not verdict.equal:
         raise AssertionError(f"it differs from the original: {verdict.detail}")
 

@@ -13,18 +13,17 @@ class Trials(Choices):
     """Choices for comparing two models."""
 
     cases: int | None = None
-    """Inputs to run; by default each kind of padding and each encoding of a mask once, over three choices of sizes."""
+    """Number of cases to run. Default: each kind of padding and each encoding of a mask once, in three choices of sizes."""
     seed: int = 0
-    """Draws other numbers."""
+    """Seed of the random numbers."""
     round_float16: bool = False
-    """Round every result of float16 before it is read, as a GPU does; ONNX Runtime's CPU provider rounds the last of a chain
-    only. Models for a GPU differ in rows without a key if they are compared without it."""
+    """Round each float16 result as a GPU does; ONNX Runtime's CPU provider rounds only the last of a chain. Use it for
+    float16 models made for a GPU, which else differ in fully masked rows."""
     dim: Mapping[str, int] = dataclasses.field(default_factory=dict[str, int])
-    """Length of a symbolic dimension, as NAME=N; others are chosen such that they fit."""
+    """Size of a symbolic dimension, as NAME=N. Other sizes are chosen to fit."""
     tolerance: float | None = None
-    """Largest error as a part of the magnitude of an output; by default 1e-3, where a model computes in float16 5e-2, in
-    bfloat16 2e-1."""
+    """Largest error, as a share of the output's largest number. Default: 1e-3; 5e-2 for float16, 2e-1 for bfloat16."""
     atol: float | None = None
-    """Judge by element: largest absolute error, in place of the tolerance."""
+    """Compare element by element: the largest absolute error. Replaces the tolerance."""
     rtol: float | None = None
-    """Judge by element: largest error as a part of the first model's, in place of the tolerance."""
+    """Compare element by element: the largest error relative to the first model. Replaces the tolerance."""

@@ -228,7 +228,7 @@ def test_the_command_measures_the_model_and_its_attention(tmp_path: pathlib.Path
     out = capsys.readouterr().out
     assert out.startswith("whole model (b=1, s=128, t=128)\n    attnfuse fused 1 of 1\n")
     assert "onnxruntime:none failed: it failed on the model: " in out
-    assert "\nattnfuse, limit not known of this device; reached: " in out
+    assert "\nattnfuse, limit of this device unknown; reached " in out
     assert {item.name for item in tmp_path.iterdir()} == {"model.onnx"}
 
 

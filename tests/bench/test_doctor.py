@@ -200,4 +200,4 @@ def test_what_was_tried_on_a_provider_is_told_where_a_table_comes_along() -> Non
     right = sum(case.verdict == "right" for case in table.cases if case.form.op == "MultiHeadAttention")
     count = sum(case.form.op == "MultiHeadAttention" for case in table.cases)
     assert f"MultiHeadAttention {right} of {count}" in found["cpu"]
-    assert found["cpu"].startswith("forms that are right with onnxruntime ")
+    assert found["cpu"].startswith("correct forms with onnxruntime ")

@@ -290,7 +290,7 @@ def test_the_share_in_words() -> None:
     assert (
         share_in_words(multiplied, limit(multiplied, found), 2) == "share of the limit: 50 % (1 ms of 2 ms: 989 GFLOP in float16)"
     )
-    assert share_in_words(read, None, 1000) == "limit not known of this device; reached: 1 GFLOP/s in float16, 2.21 GB/s"
+    assert share_in_words(read, None, 1000) == "limit of this device unknown; reached 1 GFLOP/s in float16, 2.21 GB/s"
 
 
 def test_the_limits_are_those_of_the_gpu_here(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:

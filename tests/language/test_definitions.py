@@ -141,7 +141,7 @@ def test_optional_inputs_are_left_out_or_given() -> None:
     for given, mask in (("", "no_mask"), (", m", "computed_bias")):
         report = onnx_attnfuse.explain(as_model(text % given), patterns=(attn,))
         assert [(site.status, site.mask) for site in report.sites] == [("fused", mask)]
-        assert report.notes == ("1 acme::Attn taken by their definition, which no reference was held against",)
+        assert report.notes == ("1 acme::Attn taken by their definition, which was compared with no reference",)
 
 
 def test_definitions_stand_on_each_other() -> None:

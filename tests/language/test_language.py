@@ -112,7 +112,7 @@ BAD: dict[str, tuple[Any, str]] = {
     ),
     "optional mask": (
         lambda q, k, v, mask=None: softmax(q @ k.T if mask is None else q @ k.T + mask) @ v,
-        "'mask' may be nothing as it is; write it without =None",
+        "'mask' is always optional; write it without =None",
     ),
     "optional and an alternative": (
         lambda q, k, v, g=None: softmax(any_of("g", x=q @ k.T, y=exp(q) @ k.T) * (1 if g is None else g)) @ v,

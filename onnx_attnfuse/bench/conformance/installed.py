@@ -63,9 +63,7 @@ def _check(name: str, options: Mapping[str, str]) -> None:
     if unknown and not taken:
         raise OptionError(f"provider option {unknown[0]!r}: {name} takes none; leave it out")
     if unknown:
-        raise OptionError(
-            f"provider option {unknown[0]!r} is none that {name} takes; choose one of {', '.join(sorted(taken or ()))}"
-        )
+        raise OptionError(f"{name} takes no provider option {unknown[0]!r}; choose one of {', '.join(sorted(taken or ()))}")
 
 
 def _all() -> Iterator[Installed]:

@@ -282,7 +282,7 @@ class UnpadFixed(Rows):
         """
         super().__init__(builder, tokens)
         if not isinstance(tokens.batch, int) or not isinstance(tokens.length, int):
-            raise Refused("open-size", "a fixed number of rows wants a batch of fixed sizes")
+            raise Refused("open-size", "a fixed number of rows needs a batch of fixed sizes")
         shape, line = (tokens.batch, tokens.length), np.arange(tokens.batch * tokens.length)
         self._room, self.packing = min(room or line.size, line.size), None
         kept = builder.cast(keep, _SMALL)

@@ -246,7 +246,7 @@ class PatternRewriter:
             ),
             *(str(reason) for name, reason in self.refused.items() if _is_unreported(reason, reported.get(name))),
             *(
-                f"{count} {name} taken by their definition, which no reference was held against"
+                f"{count} {name} taken by their definition, which was compared with no reference"
                 for name, count in believed.items()
             ),
         ]

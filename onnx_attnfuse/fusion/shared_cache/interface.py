@@ -127,7 +127,7 @@ def read_interface(graph: ir.Graph, facts: Facts, sites: Sequence[CachedSite]) -
     outputs = [value for value in rest if facts.rank(value) == 3] or [value for value in rest if facts.rank(value) == 2]
     if not outputs:
         raise Refused(
-            "no-decoder", "the model has no output (batch, positions, channels), or (batch, channels), besides its cache"
+            "no-decoder", "the model has no output (batch, positions, channels), or (batch, channels), other than its cache"
         )
     table = None if tokens is None else next(map(facts.dims, _tables(tokens)), None)
     embedding = table if tokens is not None else facts.dims(embedded[0])

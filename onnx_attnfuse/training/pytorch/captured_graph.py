@@ -99,7 +99,7 @@ class _Run:
             if plan.is_new:
                 self.relied.update(self._buffers(site.spec))
             report = dataclasses.replace(
-                report, kernel=plan.kernel, handed=plan.words + ", its weights beside it" * site.beside, others=plan.others
+                report, kernel=plan.kernel, handed=plan.words + ", its weights computed apart" * site.beside, others=plan.others
             )
             return dataclasses.replace(report, own_call=not plan.is_new, deterministic=plan.deterministic)
         assert attempt.reason is not None

@@ -291,7 +291,7 @@ class Planner:
         if low < -ORDINARY:
             raise Refused("sink", "the sink may be as low as masked scores, which then have weight in fully masked rows")
         if fill > low - ORDINARY + LEAST_WEIGHT:
-            raise Refused("sink", f"scores masked by {fill:g} may have weight besides the sink in fully masked rows")
+            raise Refused("sink", f"scores masked by {fill:g} may have weight apart from the sink in fully masked rows")
 
     def _no_flex(self, site: CapturedSite, *, trained: bool) -> Reason | None:
         """Why flex attention is not taken; `fastest` where there is nothing to gain."""

@@ -17,4 +17,4 @@ class Conversion(Choices):
     keep_io_types: bool = False
     """Leave inputs and outputs of the model float32."""
     verify: Literal["none", "model"] | None = None
-    """Comparing the result with the model on hostile inputs, or not; by default it is compared if onnxruntime is there."""
+    """`model`: compare the result with the model on adversarial inputs. Default: `model` if onnxruntime is installed."""

@@ -217,7 +217,7 @@ def test_weights_that_are_looked_at_without_a_gradient_are_computed_beside_unles
     same(*results)
     torch.testing.assert_close(*seen)
     (site,) = reports[-1].sites
-    assert site.handed == ("" if dropout else "causal by attribute, its weights beside it")
+    assert site.handed == ("" if dropout else "causal by attribute, its weights computed apart")
     assert [reason.code for reason in site.reasons] == ["inner-value-used"] * bool(dropout)
 
 
