@@ -20,8 +20,8 @@ from onnx_attnfuse.reasons import Reason
 PATH = pathlib.Path(__file__).parent / "support.md"
 _ARCHS = (70, 75, 80, 86, 89, 90, 100, 120)
 _SIZES = (32, 64, 128, 256, 512, 1024, 60)
-_TYPES = {"float32": ir.DataType.FLOAT, "float16": ir.DataType.FLOAT16, "bfloat16": ir.DataType.BFLOAT16}
-_MASKS = {"bias": "bias", "lengths": "lengths", "ranges": "lengths + offsets"}
+_TYPES = {"f32": ir.DataType.FLOAT, "f16": ir.DataType.FLOAT16, "bf16": ir.DataType.BFLOAT16}
+_MASKS = ("bias", "lengths", "ranges")
 _GROUPED = ("GroupQueryAttention", "onnx.Attention")
 """The operators that have an attribute for the number of heads of keys; for others these are repeated."""
 _TEXT = """# Support matrix
@@ -33,8 +33,8 @@ MATH takes everything else. `attnfuse kernels MODEL` names the kernel for each a
 
 {tables}
 
-- **Type**: a type in brackets needs a long sequence, of 256 to 513 tokens.
-- **Mask**: a bias is any additive mask; lengths are padding on the right.
+- **Type**: float32, float16, bfloat16. A type in brackets needs a long sequence, of 256 to 513 tokens.
+- **Mask**: a bias is any additive mask, lengths are padding on the right, ranges padding on both sides. Any: all of these.
 - **Heads**: the largest head size, and the number that it must be a multiple of. **Causal** is an attribute, without a mask.
 - **Grouped**: heads share keys and values. For other operators attnfuse repeats keys and values.
 - **Window** and **cap** (soft cap) are attributes. Other operators take a window as a bias, and no cap.
@@ -51,29 +51,19 @@ def page() -> str:
 
 
 def _table(name: str) -> str:
-    head = (
-        "operator",
-        "kernel",
-        *(["from"] if name == "cuda" else []),
-        "type",
-        "mask",
-        "causal",
-        "heads",
-        "grouped",
-        "window",
-        "cap",
-    )
+    architecture = ["from"] if name == "cuda" else []
+    head = ("operator and kernel", *architecture, "type", "mask", "causal", "heads", "grouped", "window", "cap")
     rows = [head, ("---",) * len(head)]
     record = next(record for record in providers.every() if record.name == name)
     for key, info in sorted(by_key().items()):
         found = support(key, record) if info.kind == "attention" and info.target is not None else None
         if found is None or isinstance(found, Reason):
             continue
-        for number, (kernel, conditions) in enumerate(found.kernels):
-            shown = f"`{key}`" if number == 0 else ""
+        rows.append((f"**{key}**", *[""] * (len(head) - 1)))
+        for kernel, conditions in found.kernels:
             wrong = (found.is_wrong, found.math_fails if kernel == "MATH" else None)
             checks = (*conditions, *filter(None, wrong))
-            rows.append((shown, kernel, *_cells(key, checks, found.written, found.masks, found.causal, name == "cuda")))
+            rows.append((kernel, *_cells(key, checks, found.written, found.masks, found.causal, name == "cuda")))
     title = {"cpu": "## CPU", "cuda": "## CUDA"}[name]
     return "\n".join([title, "", *(f"| {' | '.join(row)} |" for row in rows)])
 
@@ -100,14 +90,15 @@ def _cells(
 
     if on_gpu:
         archs = [arch for arch in _ARCHS if with_any(arch=arch)]
-        every = archs == [arch for arch in _ARCHS if arch >= archs[0]]
-        yield f"sm{archs[0]}" if every else ", ".join(f"sm{arch}" for arch in archs)
+        assert archs == [arch for arch in _ARCHS if archs[0] <= arch <= archs[-1]]
+        yield f"sm{archs[0]}" if archs[-1] == _ARCHS[-1] else f"sm{archs[0]} to sm{archs[-1]}"
     yield ", ".join(
         name if with_any(dtype=dtype, rows=64, columns=64) or not with_any(dtype=dtype) else f"({name})"
         for name, dtype in _TYPES.items()
         if dtype in types and (with_any(dtype=dtype) or with_any(dtype=dtype, rows=64, columns=64))
     )
-    yield ", ".join(words for form, words in _MASKS.items() if form in masks and with_any(mask=form)) or "none"
+    forms = [form for form in _MASKS if form in masks and with_any(mask=form)]
+    yield "any" if len(forms) == len(_MASKS) else ", ".join(forms) or "none"
     yield "yes" if causal and with_any(causal=True) else "no"
     sizes = [size for size in _SIZES if with_any(head_size=size, v_head_size=size)]
     yield "any" if set(sizes) == set(_SIZES) else f"{max(sizes)}, × 8" if 60 not in sizes else f"{max(sizes)}"
