@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from onnx_attnfuse.transforms.half_precision.options import Conversion
-from onnx_attnfuse_cli.files import output_for, output_option, wrote
+from onnx_attnfuse_cli.files import output_for, output_option, several, wrote
+from onnx_attnfuse_cli.folders import check_free, copy_others, folder_of_model
 from onnx_attnfuse_cli.manual import Example, Manual
 from onnx_attnfuse_cli.options import derived_options
 from onnx_attnfuse_cli.terminal import Exit, echo
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 _EXAMPLES = [
     Example("attnfuse convert model.onnx", "Writes model.float16.onnx, compared with the model on adversarial masks."),
+    Example("attnfuse convert exported -o half", "The whole folder of an export, with its configuration and tokenizer."),
     Example("attnfuse convert model.onnx --dtype bfloat16 --keep-io-types", "In bfloat16, inputs and outputs as they were."),
 ]
 
@@ -37,11 +39,32 @@ def command(*, model: pathlib.Path, output: pathlib.Path | None, as_json: bool, 
     """Convert MODEL to a half type. Scores, masks, the statistics of norms and position tables stay float32.
 
     The result is compared with MODEL on adversarial inputs. If it differs, nothing is written and the exit status is 3.
+
+    A folder with a config.json is written anew as a whole with -o, other files included.
     """
     if quiet and as_json:
         raise click.UsageError("-q and --json contradict each other; choose one")
     conversion = Conversion(**chosen)
-    out = output_for(model, output, f".{conversion.dtype}.onnx")
+    folder = folder_of_model((model,), output)
+    if folder is None or output is None:
+        _convert(model, output_for(model, output, f".{conversion.dtype}.onnx"), conversion, as_json=as_json, quiet=quiet)
+        return Exit.DONE
+    if as_json:
+        raise click.UsageError(f"--json reports on one model, and {folder} is a folder; leave it out")
+    models = {item.model: item.out for item in several((folder,), output, None, dry_run=False, whole=folder)}
+    check_free(folder, output, models)
+    for source, out in models.items():
+        if out is not None:
+            out.parent.mkdir(parents=True, exist_ok=True)
+            _convert(source, out, conversion, as_json=False, quiet=quiet)
+    copied = copy_others(folder, output, models, ())
+    if not quiet:
+        echo(copied)
+    return Exit.DONE
+
+
+def _convert(model: pathlib.Path, out: pathlib.Path, conversion: Conversion, *, as_json: bool, quiet: bool) -> None:
+    """Converts one model, and reports it."""
     import onnx_attnfuse
 
     result = onnx_attnfuse.convert(model, conversion)
@@ -49,11 +72,9 @@ def command(*, model: pathlib.Path, output: pathlib.Path | None, as_json: bool, 
     if as_json:
         click.echo(json.dumps(result.report.to_dict(), indent=2))
     elif not quiet:
-        for line in _lines(result.report):
-            echo(line)
+        echo(*_lines(result.report))
     if not quiet:
         echo(wrote(out, shared), err=True)
-    return Exit.DONE
 
 
 def _lines(report: ConversionReport) -> Iterator[str]:

@@ -77,6 +77,38 @@ def test_a_model_that_cannot_be_fused_is_copied_with_its_data(exported: pathlib.
     assert pathlib.Path("out/broken.onnx").read_text() == "no model"
 
 
+def test_a_folder_is_converted_whole_and_fused_after_that(exported: pathlib.Path, capsys: Captured) -> None:
+    assert main(["convert", "exported", "-o", "half"]) == 0
+    out, err = capsys.readouterr()
+    assert out.splitlines()[-1].startswith("copied 4 other files to half: encoder/config.json, ")
+    assert err.splitlines() == ["wrote half/encoder/model.onnx", "wrote half/head/model.onnx"]
+    assert names(exported.with_name("half")) == VISIBLE - {"head/model.onnx_data"}  # a few weights are in the model
+    assert onnx.load("half/encoder/model.onnx").graph.input[0].type.tensor_type.elem_type == onnx.TensorProto.FLOAT16
+    assert main(["optimize", "half", "-o", "fused", "-q"]) == 0
+    assert names(exported.with_name("fused")) == VISIBLE - {"head/model.onnx_data"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["-o", "half", "--json"], "--json reports on one model, and exported is a folder; leave it out"),
+        (["-o", "exported/half"], "-o is exported/half, inside of exported, whose files are copied; choose "),
+        (["-o", "taken"], "taken/model_index.json exists and differs from exported/model_index.json; choose "),
+    ],
+)
+def test_a_folder_that_cannot_be_converted_is_refused_first(
+    arguments: list[str], message: str, exported: pathlib.Path, capsys: Captured
+) -> None:
+    (exported.with_name("taken")).mkdir()
+    exported.with_name("taken").joinpath("model_index.json").write_text("mine")
+    assert main(["convert", "exported", *arguments]) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert err.startswith(f"Error: {message}")
+    assert not exported.with_name("half").exists()
+    assert names(exported) == VISIBLE | {".cache/lock"}
+
+
 def test_folders_without_a_configuration_are_models_only(exported: pathlib.Path) -> None:
     (exported / "model_index.json").unlink()
     assert main(["optimize", "exported", "-o", "out", "-q"]) == 0
