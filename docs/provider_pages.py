@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable, Iterator
 
 from onnx_attnfuse.bench.doctor import tables
+from onnx_attnfuse.graph.dtypes import type_name
 from onnx_attnfuse.kernels import providers
 from onnx_attnfuse.kernels.execution_provider import UNKNOWN, ExecutionProvider, OpSupport
 from onnx_attnfuse.kernels.operators import by_key
@@ -83,7 +84,7 @@ def _shorter(source: str, record: ExecutionProvider) -> str:
 
 
 def _types(dtypes: Iterable[object]) -> str:
-    return ", ".join(sorted(str(dtype).lower() for dtype in dtypes))
+    return ", ".join(sorted(map(type_name, dtypes)))
 
 
 def _facts(record: ExecutionProvider) -> Iterator[str]:

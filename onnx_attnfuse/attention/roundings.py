@@ -11,6 +11,7 @@ from typing import Literal, TypeAlias
 
 import onnx_ir as ir
 
+from onnx_attnfuse.graph.dtypes import type_name
 from onnx_attnfuse.graph.rounding import QdqPair
 
 Place: TypeAlias = Literal[
@@ -58,7 +59,7 @@ def in_words(roundings: tuple[Rounding, ...]) -> str:
     """The rounded operands with their types, in words: `scores and weights to INT8`."""
     by_type: dict[str, dict[str, None]] = {}
     for item in roundings:
-        name = "an unknown type" if item.dtype is None else item.dtype.name.lower()
+        name = type_name(item.dtype)
         by_type.setdefault(name, {})[WORDS[item.place]] = None
     parts = [f"{_listed(list(words))} to {name}" for name, words in by_type.items()]
     return ", ".join(parts)

@@ -21,6 +21,7 @@ from onnx_attnfuse.bench.products import PAST, Shapes, Unknown, operations, shar
 from onnx_attnfuse.certify.pairing import inlined
 from onnx_attnfuse.graph import sizes
 from onnx_attnfuse.graph.constants import constant_tensor, is_standard, subgraphs
+from onnx_attnfuse.graph.dtypes import type_name
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.ops import ASKS_SHAPE, CASTS, GATHERS, REARRANGES, REPEATS, SLICES
 from onnx_attnfuse.kernels.gpus import DeviceLimits
@@ -205,7 +206,7 @@ class _Reader:
     def _type(self, node: ir.Node) -> str:
         value = node.inputs[0]
         dtype = None if value is None else self._shapes.facts.dtype(value)
-        return "unknown" if dtype is None else {"FLOAT": "float32", "DOUBLE": "float64"}.get(dtype.name, dtype.name.lower())
+        return "unknown" if dtype is None else type_name(dtype)
 
 
 def _least(branches: Sequence[_Tally]) -> _Tally:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import onnx_ir as ir
 
 from onnx_attnfuse.fusion.plan import PlanContext, why_wrong
+from onnx_attnfuse.graph.dtypes import type_name
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.ops import is_contrib, is_standard
 from onnx_attnfuse.kernels.conditions import AttentionParams
@@ -77,7 +78,7 @@ def _refused(
 ) -> Reason | None:
     """Why kernels of the operator do not take one of its nodes."""
     if params.dtype not in found.runs:
-        message = f"{info.key} has no kernel on {provider.name} for {params.dtype.name.lower()}"
+        message = f"{info.key} has no kernel on {provider.name} for {type_name(params.dtype)}"
         return Reason("no-kernel-for-type", message, node.name)
     if (
         params.mask not in found.masks

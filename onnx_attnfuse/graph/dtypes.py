@@ -26,6 +26,14 @@ WHOLE_TO: Mapping[ir.DataType, int] = {
 """Up to where a float type holds every integer."""
 
 
+_NAMES = {None: "an unknown type", ir.DataType.FLOAT: "float32", ir.DataType.DOUBLE: "float64"}
+
+
+def type_name(dtype: ir.DataType | None) -> str:
+    """An element type in words."""
+    return _NAMES[dtype] if dtype is None or dtype in _NAMES else dtype.name.lower()
+
+
 def widened(dtype: ir.DataType) -> ir.DataType:
     """The element type with float32 in the place of float types of 16 bits."""
     return ir.DataType.FLOAT if dtype in HALVES else dtype

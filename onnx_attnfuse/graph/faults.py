@@ -17,6 +17,7 @@ import onnx
 import onnx_ir as ir
 
 from onnx_attnfuse.errors import InternalError, ModelError
+from onnx_attnfuse.graph.dtypes import type_name
 from onnx_attnfuse.graph.ops import CONTRIB, STANDARD, plain_domain
 from onnx_attnfuse.graph.schemas import VARIADIC, table
 from onnx_attnfuse.graph.tensors import all_graphs, bodies
@@ -176,7 +177,7 @@ def mixed_types_in(graph: Iterable[ir.Node], dtype_of: Callable[[ir.Value], ir.D
             operands = [node.inputs[place] for place in places if place < len(node.inputs)]
             known = {dtype: value for value in operands if value is not None and (dtype := dtype_of(value)) is not None}
             if len(known) > 1:
-                yield node, " and ".join(f"{dtype.name.lower()} '{value.name}'" for dtype, value in known.items())
+                yield node, " and ".join(f"{type_name(dtype)} '{value.name}'" for dtype, value in known.items())
 
 
 @functools.cache

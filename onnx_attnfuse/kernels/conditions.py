@@ -12,7 +12,7 @@ from typing import Literal
 import onnx_ir as ir
 
 from onnx_attnfuse.graph import sizes
-from onnx_attnfuse.graph.dtypes import HALVES
+from onnx_attnfuse.graph.dtypes import HALVES, type_name
 from onnx_attnfuse.graph.sizes import Dim
 from onnx_attnfuse.reasons import Reason
 
@@ -84,15 +84,15 @@ def half_precision(params: AttentionParams) -> Reason | None:
     """The kernel takes float16 and bfloat16 only."""
     if params.dtype in HALVES:
         return None
-    return Reason("not-half", f"takes float16 and bfloat16, not {params.dtype.name.lower()}")
+    return Reason("not-half", f"takes float16 and bfloat16, not {type_name(params.dtype)}")
 
 
 def only(dtype: ir.DataType) -> Condition:
     """The kernel takes one element type only."""
-    name = "float32" if dtype == ir.DataType.FLOAT else dtype.name.lower()
+    name = type_name(dtype)
 
     def condition(params: AttentionParams) -> Reason | None:
-        return None if params.dtype == dtype else Reason(f"not-{name}", f"takes {name}, not {params.dtype.name.lower()}")
+        return None if params.dtype == dtype else Reason(f"not-{name}", f"takes {name}, not {type_name(params.dtype)}")
 
     return condition
 
@@ -266,7 +266,7 @@ def long_unless_float16(params: AttentionParams) -> Reason | Open | None:
         return None
     if len(known) < 2:
         return Open(f"there are {LONG} queries or keys")
-    return Reason("short", f"in {params.dtype.name.lower()} it is chosen from {LONG} queries or keys on")
+    return Reason("short", f"in {type_name(params.dtype)} it is chosen from {LONG} queries or keys on")
 
 
 def fused_by_trt(params: AttentionParams) -> Reason | Open | None:

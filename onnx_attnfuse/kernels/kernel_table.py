@@ -17,6 +17,7 @@ from typing import TypeAlias
 
 import onnx_ir as ir
 
+from onnx_attnfuse.graph.dtypes import type_name
 from onnx_attnfuse.graph.ops import STANDARD
 
 Typed: TypeAlias = tuple[int, ir.DataType]
@@ -77,7 +78,7 @@ class KernelTable:
             return f"{op} of version {version} has no kernel there"
         foreign = [kernel.foreign(inputs, outputs) for kernel in fitting]
         first = next(iter(foreign))
-        return None if first is None or None in foreign else f"{op} has no kernel for {first.name.lower()} there"
+        return None if first is None or None in foreign else f"{op} has no kernel for {type_name(first)} there"
 
 
 @functools.cache

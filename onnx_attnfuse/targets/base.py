@@ -12,6 +12,7 @@ from onnx_attnfuse.attention.masks.intervals import Bounds
 from onnx_attnfuse.attention.spec import Layouts
 from onnx_attnfuse.graph.assumptions import AssumptionName
 from onnx_attnfuse.graph.build import Builder
+from onnx_attnfuse.graph.dtypes import type_name
 from onnx_attnfuse.graph.opset import Opset
 from onnx_attnfuse.kernels.conditions import MaskForm
 from onnx_attnfuse.kernels.device import Device
@@ -71,7 +72,7 @@ def refuse_device(op: str, dtype: ir.DataType | None, device: Device) -> Reason 
         return found
     if dtype == ir.DataType.FLOAT16 and device.provider.rounds_float16 is None:
         return Reason("no-kernel-for-type", f"{op} is not used for float16 on {device.ep}, which is not known to round it or not")
-    name = "an unknown type" if dtype is None else dtype.name.lower()
+    name = type_name(dtype)
     return None if dtype in found.written else Reason("no-kernel-for-type", f"{op} has no kernel on {device.ep} for {name}")
 
 

@@ -15,7 +15,7 @@ from onnx_attnfuse.attention.masks.fully_masked import ABSORBS, Fills
 from onnx_attnfuse.attention.masks.index_reader import Reader
 from onnx_attnfuse.attention.spec import Added, AttentionSpec, Axes4, Floored, Mask, MaskStep, Replaced, Scaled, step_gains
 from onnx_attnfuse.graph.build import Builder, dims_of
-from onnx_attnfuse.graph.dtypes import largest
+from onnx_attnfuse.graph.dtypes import largest, type_name
 from onnx_attnfuse.graph.uses import before
 from onnx_attnfuse.reasons import Refused
 from onnx_attnfuse.targets.base import BuildContext
@@ -89,7 +89,7 @@ class BiasEmitter:
                 else 0.0
             )
             if low is None:
-                message = f"the mask is {dtype.name.lower()}, and MultiHeadAttention would take it as {self._dtype.name.lower()}"
+                message = f"the mask is {type_name(dtype)}, and MultiHeadAttention would take it as {type_name(self._dtype)}"
                 raise Refused("narrowed-mask", message)
             indexed = IndexedValue(narrowed(self._builder, indexed.value, self._dtype, low), indexed.axes)
         return indexed
@@ -144,7 +144,7 @@ class BiasEmitter:
                     fill = step.fill
                     if math.isfinite(fill) and abs(fill) > largest(self._dtype):
                         raise Refused(
-                            "weak-fill", f"scores are replaced by {fill:g}, which {self._dtype.name.lower()} does not have"
+                            "weak-fill", f"scores are replaced by {fill:g}, which {type_name(self._dtype)} does not have"
                         )
                     total = self._filled(total, step.condition, step.keep_where, fill)
                 case Floored(low) if total is not None:

@@ -18,7 +18,7 @@ from onnx_attnfuse.attention.axes.rearrange import arrange, cost, einops, is_vie
 from onnx_attnfuse.attention.axes.views import IndexedValue
 from onnx_attnfuse.attention.spec import AttentionSpec, Axes4, Cache, Layouts, Rotary, Source
 from onnx_attnfuse.graph.build import Builder, dims_of
-from onnx_attnfuse.graph.dtypes import FLOATS_TO_32
+from onnx_attnfuse.graph.dtypes import FLOATS_TO_32, type_name
 from onnx_attnfuse.graph.sizes import Dim
 from onnx_attnfuse.graph.uses import producer_of, viewers
 from onnx_attnfuse.kernels.operators import OpInfo
@@ -205,7 +205,7 @@ def typed(builder: Builder, value: ir.Value, dtype: ir.DataType) -> ir.Value:
     if known is None or known == dtype:
         return value
     if known not in FLOATS_TO_32:
-        raise Refused("mixed-types", f"'{value.name}' is {known.name.lower()} where the queries are {dtype.name.lower()}")
+        raise Refused("mixed-types", f"'{value.name}' is {type_name(known)} where the queries are {type_name(dtype)}")
     return builder.cast(value, dtype)
 
 

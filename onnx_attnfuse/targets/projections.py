@@ -20,6 +20,7 @@ from onnx_attnfuse.attention.match.operands import sources
 from onnx_attnfuse.attention.spec import AttentionSpec, Source
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.constants import attribute, both_ways, constant_tensor, is_readable, is_standard
+from onnx_attnfuse.graph.dtypes import type_name
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.rules.reading import read_part
 from onnx_attnfuse.graph.uses import viewers
@@ -243,7 +244,7 @@ def _constant(indexed: IndexedValue, name: str, spec: AttentionSpec, facts: Fact
         message = f"the weight '{indexed.value.name}' of the {name} is no constant"
         raise Refused("weight-not-constant", message, None if node is None else node.name)
     if tensor.dtype != spec.dtype:
-        raise Refused("mixed-types", f"the weight '{found.value.name}' of the {name} is {tensor.dtype.name.lower()}")
+        raise Refused("mixed-types", f"the weight '{found.value.name}' of the {name} is {type_name(tensor.dtype)}")
     if not is_readable(tensor):
         raise Refused("weight-unreadable", f"the data of the weight '{found.value.name}' is not there")
     return found

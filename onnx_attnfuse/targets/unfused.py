@@ -19,6 +19,7 @@ from onnx_attnfuse.attention.axes.views import IndexedValue
 from onnx_attnfuse.attention.masks.classify import Meaning
 from onnx_attnfuse.attention.spec import Added, AttentionSpec, Axes4, Source
 from onnx_attnfuse.graph.build import Builder
+from onnx_attnfuse.graph.dtypes import type_name
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.ops import REARRANGES, REPEATS
 from onnx_attnfuse.kernels.execution_provider import UNFUSED, UnfusedForm
@@ -83,7 +84,7 @@ def emit(spec: AttentionSpec, meaning: Meaning, context: BuildContext, encoding:
     query, key, value = (arranged(builder, item, target, spec.dtype) for item, target in zip(chosen, targets, strict=True))
     scale = scale_of(spec, chosen)
     if not _is_kept(scale, spec.dtype):
-        raise Refused("no-kernel-for-type", f"{spec.dtype.name.lower()} does not keep the digits of {scale:g} as one factor")
+        raise Refused("no-kernel-for-type", f"{type_name(spec.dtype)} does not keep the digits of {scale:g} as one factor")
     query = _levelled(builder, query, rows, axes)
     early, late = (scale, 1.0) if form.scale == "queries" else (1.0, scale)
     scores = _product(builder, _times(builder, query, early), key, spec)

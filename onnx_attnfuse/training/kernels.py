@@ -9,7 +9,7 @@ from typing import Literal
 import onnx_ir as ir
 
 from onnx_attnfuse.attention.spec import AttentionSpec
-from onnx_attnfuse.graph.dtypes import HALVES
+from onnx_attnfuse.graph.dtypes import HALVES, type_name
 from onnx_attnfuse.graph.sizes import Dim
 from onnx_attnfuse.reasons import Reason, Refused
 
@@ -96,13 +96,13 @@ class TrainingKernel:
 
 def only(*allowed: ir.DataType) -> Condition:
     """The operands have one of these element types."""
-    names = " and ".join(sorted(dtype.name.lower() for dtype in allowed))
+    names = " and ".join(sorted(type_name(dtype) for dtype in allowed))
 
     def condition(request: Request) -> Reason | None:
         dtype = request.demand.dtype
         if dtype in allowed:
             return None
-        name = "an unknown type" if dtype is None else dtype.name.lower()
+        name = type_name(dtype)
         return Reason("other-type", f"it takes {names}, and the operands are {name}; torch.autocast makes them half precision")
 
     return condition

@@ -351,7 +351,7 @@ def data_offset(model: onnx.ModelProto) -> None:
     small_models.point_to(model.graph.initializer[0], "weights.bin", offset=-4)
 
 
-@kind("MatMul 'product' takes operands of one type, and has float 'x' and int64 'weight'; export the model again")
+@kind("MatMul 'product' takes operands of one type, and has float32 'x' and int64 'weight'; export the model again")
 @changed
 def mixed_types(model: onnx.ModelProto) -> None:
     weight = onnx.numpy_helper.to_array(model.graph.initializer[0])

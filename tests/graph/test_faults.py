@@ -101,7 +101,7 @@ def _no_data(model: ir.Model) -> None:
         (_hole, "the Add of 'c' lacks an input"),
         (_untyped_output, "the graph output 'y' has no type"),
         (_declared, "the initializer 'w' of type FLOAT is declared INT64"),
-        (_two_types, "Mul 'new' takes operands of one type, and has float 'x' and int64 'sizes'"),
+        (_two_types, "Mul 'new' takes operands of one type, and has float32 'x' and int64 'sizes'"),
         (_no_data, "the initializer 'w' has no data"),
     ],
 )  # fmt: skip

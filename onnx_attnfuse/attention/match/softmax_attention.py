@@ -37,7 +37,7 @@ from onnx_attnfuse.attention.match.steps import (
 from onnx_attnfuse.attention.roundings import Rounding
 from onnx_attnfuse.attention.spec import AttentionSpec, Mask, RowRule, ScaleValue, mask_operands
 from onnx_attnfuse.graph.constants import has_unknown_attribute
-from onnx_attnfuse.graph.dtypes import narrows
+from onnx_attnfuse.graph.dtypes import narrows, type_name
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.sizes import Dim
 from onnx_attnfuse.graph.thresholds import LOWEST_FLOAT32, NEARLY_LOWEST
@@ -364,11 +364,11 @@ def check_types(scores: ScorePath, weights: WeightPath, softmax: ir.Value, facts
     for taken in scores.steps:
         before, after = facts.dtype(taken.step.scores), facts.dtype(taken.node.outputs[0])
         if before is not None and after is not None and narrows(before, after):
-            message = f"the scores are cast from {before.name.lower()} to {after.name.lower()}, which rounds them"
+            message = f"the scores are cast from {type_name(before)} to {type_name(after)}, which rounds them"
             raise Refused("narrowed-scores", message, taken.node.name)
     ends = (facts.dtype(softmax), facts.dtype(weights.value.value))
     for node in weights.nodes:
         inner = facts.dtype(node.outputs[0])
         if inner is not None and all(narrows(end, inner) for end in ends):
-            message = f"the weights are cast to {inner.name.lower()}, and multiplied with values of a wider type"
+            message = f"the weights are cast to {type_name(inner)}, and multiplied with values of a wider type"
             raise Refused("narrowed-weights", message, node.name)

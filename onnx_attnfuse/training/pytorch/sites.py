@@ -20,6 +20,7 @@ from onnx_attnfuse.containment import Subject, contained
 from onnx_attnfuse.fusion.pattern_rewrites.rewrites import write_formulas
 from onnx_attnfuse.fusion.pattern_rewrites.undoable_rewrite import PatternRewriter, PatternStatistics
 from onnx_attnfuse.graph.build import Builder
+from onnx_attnfuse.graph.dtypes import type_name
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.ops import CASTS, REARRANGES, REPEATS
 from onnx_attnfuse.graph.scopes import Scope, all_names
@@ -148,7 +149,7 @@ class SiteReader:
         """
         own = self.facts.dtype(softmax.scores)
         if spec.dtype is not None and own is not None and own.itemsize < spec.dtype.itemsize:
-            raise Refused("mixed-types", f"the softmax is taken in {own.name.lower()}, the products in {spec.dtype.name.lower()}")
+            raise Refused("mixed-types", f"the softmax is taken in {type_name(own)}, the products in {type_name(spec.dtype)}")
 
     def _dropout(self, spec: AttentionSpec) -> float:
         """The dropout of the weights.

@@ -199,7 +199,7 @@ def test_a_new_provider_is_one_file_and_its_page_is_made_of_that(tmp_path: pathl
     ((path, text),) = added
     assert path.name == "tpu.md"
     assert "Source: made up." in text
-    assert "attnfuse writes plain attention here, in float, scaled after the product." in text
+    assert "attnfuse writes plain attention here, in float32, scaled after the product." in text
     assert "- Not written: it is not known whether MultiHeadAttention has a kernel on tpu." in text
 
 
