@@ -30,7 +30,8 @@ import onnx_ir as ir
 import onnxruntime
 import torch
 
-from benchmarks.harness import Benchmark, Bound, Cells, Row, Setting, command, printed, tried
+from benchmarks.harness import Benchmark, Cells, Row, Setting, command, printed, tried
+from benchmarks.sessions import Bound
 from benchmarks.whole.exports import module_of, strip
 from models.adapters import Flat, logits
 from models.exporters import export_module

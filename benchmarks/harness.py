@@ -28,12 +28,9 @@ from typing import Any
 
 import click
 import numpy as np
-import onnx
-import onnx.parser
 import onnxruntime
-from onnx import numpy_helper
 
-PROVIDERS = {"cuda": "CUDAExecutionProvider", "cpu": "CPUExecutionProvider"}
+PROVIDERS = ("cpu", "cuda")
 WRONG = "WRONG"
 _PACKAGES = (
     "torch",
@@ -46,8 +43,7 @@ _PACKAGES = (
     "z3-solver",
     "cvc5",
 )
-_WARM, _READABLE, _SOME = 3, 160, 5
-_ONNX_TYPES = {"float32": 1, "int32": 6, "int64": 7, "bool": 9, "float16": 10, "bfloat16": 16}
+_READABLE, _SOME = 160, 5
 
 
 @contextlib.contextmanager
@@ -72,7 +68,7 @@ def _option(default: Any, words: str, kind: Any = None) -> Any:
 class Setting:
     """Where and how long a benchmark runs, as its command is asked."""
 
-    provider: str = _option("cuda", "What models run on.", click.Choice(sorted(PROVIDERS)))
+    provider: str = _option("cuda", "What models run on.", click.Choice(PROVIDERS))
     quick: bool = _option(False, "The smallest sizes and three rounds, to see that it works.")
     rounds: int = _option(30, "In each of them all variants run once.")
     seconds: float = _option(math.inf, "Rounds of a row end then, after five at the earliest.")
@@ -175,61 +171,6 @@ class Benchmark:
     rows: Callable[[Setting], Iterator[Row | Race]]
     note: str = "Milliseconds (times as fast as the first form), and the largest difference as a part of the result."
     heads: tuple[str, ...] = ("",)
-
-
-def model(text: str, ends: str, arrays: Mapping[str, Any], opset: int = 20) -> bytes:
-    """A model from the text of its nodes and of its inputs and outputs, with constants by their names."""
-    head = f'<ir_version: 10, opset_import: ["" : {opset}, "com.microsoft" : 1]>'
-    made = onnx.parser.parse_model(f"{head} benchmark {ends} {{ {text} }}")
-    made.graph.initializer.extend(numpy_helper.from_array(np.asarray(array), name) for name, array in arrays.items())
-    return made.SerializeToString()
-
-
-class Bound:
-    """A model with its inputs and outputs on the device; inputs are arrays, or tensors of torch that lie there."""
-
-    def __init__(
-        self,
-        source: bytes | pathlib.Path,
-        setting: Setting,
-        feeds: Mapping[str, Any],
-    ) -> None:
-        options = onnxruntime.SessionOptions()
-        options.log_severity_level, options.intra_op_num_threads = 4, setting.threads
-        providers = [PROVIDERS[setting.provider]] + ([PROVIDERS["cpu"]] if setting.cuda else [])
-        given = str(source) if isinstance(source, pathlib.Path) else source
-        self.session = onnxruntime.InferenceSession(given, options, providers=providers)
-        if PROVIDERS[setting.provider] not in self.session.get_providers():
-            raise RuntimeError(f"ONNX Runtime could not start its {PROVIDERS[setting.provider]}")
-        self._binding, self._device, self._held = self.session.io_binding(), setting.provider, dict[str, Any]()
-        for item in self.session.get_inputs():
-            self.give(item.name, feeds[item.name])
-        for item in self.session.get_outputs():
-            self._binding.bind_output(item.name, setting.provider)
-        for _ in range(_WARM):
-            self.run()
-
-    def give(self, name: str, value: Any) -> None:
-        """Binds an input."""
-        self._held[name] = value
-        if hasattr(value, "data_ptr"):
-            code = _ONNX_TYPES[str(value.dtype).removeprefix("torch.")]
-            self._binding.bind_input(name, value.device.type, 0, code, list(value.shape), value.data_ptr())
-            return
-        self._held[name] = onnxruntime.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(value), self._device, 0)
-        self._binding.bind_ortvalue_input(name, self._held[name])
-
-    def run(self) -> None:
-        """Runs the model to its end."""
-        self.session.run_with_iobinding(self._binding)
-        self._binding.synchronize_outputs()
-
-    __call__ = run
-
-    def output(self) -> Any:
-        """The first output, None in a type that NumPy lacks."""
-        value = self._binding.get_outputs()[0]
-        return None if "bfloat16" in value.data_type() else value.numpy()
 
 
 @dataclasses.dataclass(frozen=True)

@@ -17,7 +17,8 @@ import numpy as np
 import onnx_ir as ir
 import torch
 
-from benchmarks.harness import Benchmark, Bound, Race, Setting, command
+from benchmarks.harness import Benchmark, Race, Setting, command
+from benchmarks.sessions import Bound
 from onnx_attnfuse import optimize
 
 _WIDTH, _HEAD = 256, 64

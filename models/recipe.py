@@ -9,7 +9,6 @@ from typing import Literal
 
 import torch
 from torch import nn
-from transformers.pytorch_utils import Conv1D
 
 Kind = Literal["ids", "positions", "mask", "padding", "float"]
 
@@ -151,6 +150,8 @@ def sharpen(module: nn.Module, gain: float, seed: int) -> None:
         gain: Above 1 for logits beyond order one.
         seed: Of the draw.
     """
+    from transformers.pytorch_utils import Conv1D
+
     rng = torch.Generator().manual_seed(seed)
     done: set[int] = set()
     for part in module.modules():

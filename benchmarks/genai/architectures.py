@@ -124,9 +124,14 @@ def model(decoder: Decoder) -> Any:
 def export(decoder: Decoder, exporter: str, path: pathlib.Path) -> None:
     """Writes an export; `exporter` is ``dyn`` or ``ts`` and the opset."""
     made = recipe(decoder)
+    write(made, made.module(decoder.attention), exporter, path)
+
+
+def write(made: Recipe, module: nn.Module, exporter: str, path: pathlib.Path) -> None:
+    """Writes an export of a module whose axes are all dynamic."""
     dynamic = frozenset(part for axes in made.axes().values() for axis in axes.values() for part in axis.split("+"))
     with torch.no_grad():
-        export_module(made, made.module(decoder.attention), made.example(), exporter, path, dynamic=dynamic)
+        export_module(made, module.eval(), made.example(), exporter, path, dynamic=dynamic)
 
 
 def exporter_names() -> str:

@@ -14,10 +14,9 @@ import torch
 from torch import nn
 from transformers.generation.utils import GenerationMixin
 
-from benchmarks.genai import folders, runs
+from benchmarks.genai import architectures, folders, runs
 from models import recipes_text
 from models.adapters import Cached, hidden
-from models.exporters import export_module
 from models.recipe import Input, Recipe
 
 EXPORTED = ("dyn18", "ts17")
@@ -87,7 +86,8 @@ def served(exporter: str, folder: pathlib.Path) -> pathlib.Path:
     made.mkdir(parents=True, exist_ok=True)
     features = Input("audio_features", ("batch", _MELS, _FRAMES))
     cross = tuple(f"present_{part}_cross_{layer}" for layer, part in _PARTS)
-    _export(Recipe("encoder", _Encoder, (features,), ("encoder_hidden_states", *cross)), _Encoder(model()), exporter, folder)
+    encoder = Recipe("encoder", _Encoder, (features,), ("encoder_hidden_states", *cross))
+    architectures.write(encoder, _Encoder(model()), exporter, folder / f"encoder_{exporter}.onnx")
     own = (
         Input("input_ids", ("batch", "seq"), "ids", high=_VOCABULARY),
         Input("encoder_hidden_states", ("batch", _FRAMES // 2, _HEADS * _HEAD)),
@@ -97,17 +97,11 @@ def served(exporter: str, folder: pathlib.Path) -> pathlib.Path:
     names = (f"{prefix}_{part}_{layer}" for prefix in ("past", "cross") for layer, part in _PARTS)
     decoder = Cached(_Decoder(model()), (*recipes_text.names(own), *names), hidden)
     presents = (f"present.{layer}.{part}" for layer, part in _PARTS)
-    _export(Recipe("decoder", _Decoder, (*own, *pasts, *made_before), ("logits", *presents)), decoder, exporter, folder)
+    recipe = Recipe("decoder", _Decoder, (*own, *pasts, *made_before), ("logits", *presents))
+    architectures.write(recipe, decoder, exporter, folder / f"decoder_{exporter}.onnx")
     folders.fused(folder / f"encoder_{exporter}.onnx", made / "encoder.onnx")
     folders.shared(folder / f"decoder_{exporter}.onnx", folder / "transformers", made)
     return made
-
-
-def _export(recipe: Recipe, module: nn.Module, exporter: str, folder: pathlib.Path) -> None:
-    dynamic = frozenset(part for axes in recipe.axes().values() for axis in axes.values() for part in axis.split("+"))
-    path = folder / f"{recipe.name}_{exporter}.onnx"
-    with torch.no_grad():
-        export_module(recipe, module.eval(), recipe.example(), exporter, path, dynamic=dynamic)
 
 
 def continued(folder: pathlib.Path, count: int, steps: int) -> runs.Comparison:

@@ -17,7 +17,7 @@ import torch
 from benchmarks.harness import Benchmark, Race, Setting
 from benchmarks.on_gpu.whole import races_of
 from benchmarks.whole import exports, zoo
-from benchmarks.whole.spec import Case, Port, Whole
+from benchmarks.whole.spec import Case, Whole
 
 COLUMNS = ("ours", "plain", "onnxruntime", "onnxscript", "transformers", "compile", "openvino f32", "openvino")
 BATCHES, LENGTHS, PASTS, PROMPT = (1, 8), (16, 128, 512), (128, 512), 128
@@ -63,17 +63,11 @@ def models(*, small: bool) -> Iterator[Whole]:
         seq = first.sizes["seq"]
         fixed = [Case(f"{b}x{seq}", {"batch": b, "seq": seq}) for b in (min(b, _MOST // seq) for b in BATCHES)]
         cases = steps if "past" in first.sizes else texts if first.padded else fixed
-        made = dataclasses.replace(
-            whole, cases=tuple(cases[:2] if small else cases), inputs=_wide(whole.inputs), outputs=_wide(whole.outputs)
-        )
+        made = dataclasses.replace(whole, cases=tuple(cases[:2] if small else cases), dtype="float32")
         yield made
         if whole.name in QUANTISED:
             bits = QUANTISED[whole.name]
             yield dataclasses.replace(made, name=f"{whole.name}-int{bits}", bits=bits)
-
-
-def _wide(ports: tuple[Port, ...]) -> tuple[Port, ...]:
-    return tuple(dataclasses.replace(port, kind=port.kind.replace("float16", "float32")) for port in ports)
 
 
 def races(setting: Setting) -> Iterator[Race]:

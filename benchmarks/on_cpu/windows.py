@@ -12,12 +12,15 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx.numpy_helper
+import onnx.parser
 import onnx_ir as ir
 import torch
 
 import onnx_attnfuse
 from benchmarks import exports
-from benchmarks.harness import Benchmark, Bound, Race, Setting, model
+from benchmarks.harness import Benchmark, Race, Setting
+from benchmarks.sessions import Bound
 
 _LAYERS = 2
 _NEAR = {
@@ -41,7 +44,11 @@ def attention(near: str, reach: int) -> ir.Model:
     outputs = ", ".join(f"float[b, s, 384] y{i}" for i in range(_LAYERS))
     places = {"first": 0, "step": 1, "reach": reach, "last": [1], "middle": [1, 2], "split": [0, 0, 6, 64], "flat": [0, 0, 384]}
     factors = {"scale": np.float32(0.125), "zero": np.float32(0), "fill": np.finfo(np.float32).min}
-    return ir.from_proto(onnx.load_from_string(model(text, f"(int64[b, s] mask, {inputs}) => ({outputs})", places | factors, 18)))
+    head = f'<ir_version: 10, opset_import: ["" : 18]> windows (int64[b, s] mask, {inputs}) => ({outputs})'
+    made = onnx.parser.parse_model(f"{head} {{ {text} }}")
+    numbers = {name: np.asarray(value) for name, value in (places | factors).items()}
+    made.graph.initializer.extend(onnx.numpy_helper.from_array(array, name) for name, array in numbers.items())
+    return ir.from_proto(made)
 
 
 class _First(torch.nn.Module):

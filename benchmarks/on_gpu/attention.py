@@ -21,7 +21,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import onnx_attnfuse
 from benchmarks import exports
-from benchmarks.harness import Benchmark, Bound, Race, Setting
+from benchmarks.harness import Benchmark, Race, Setting
+from benchmarks.sessions import Bound
 from onnx_attnfuse.bench.confirm_kernels import SWITCH, read_kernel_log
 
 SIZES = ((4, 2048, 32, 128), (8, 512, 12, 64), (2, 64, 2, 16))

@@ -20,8 +20,8 @@ import onnxruntime
 
 import onnx_attnfuse
 from benchmarks.harness import Benchmark, Race, Setting
+from benchmarks.sessions import session_of
 from benchmarks.whole import exports
-from benchmarks.whole.runs import session_of
 from onnx_attnfuse.serving.decoder import ServedDecoder
 
 SIZES = ((1, 1920, 2048), (16, 1920, 2048), (1, 64, 256))

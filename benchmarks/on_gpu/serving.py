@@ -18,7 +18,7 @@ import numpy as np
 import onnx_attnfuse
 from benchmarks.harness import Benchmark, Race, Setting
 from benchmarks.on_gpu.whole import sources
-from benchmarks.whole.runs import Device, session_of
+from benchmarks.sessions import Device, session_of
 from onnx_attnfuse.serving.decoder import ServedDecoder
 
 FORMS = ("growing", "one buffer", "one buffer, CUDA graph")

@@ -21,7 +21,7 @@ from torch import nn
 
 from benchmarks.harness import Benchmark, Race, Setting, machine
 from benchmarks.whole import exports
-from benchmarks.whole.spec import Case, Whole
+from benchmarks.whole.spec import Case, Whole, at
 from benchmarks.whole.variants import GRAPH, RUNTIME, TORCH, Written, write
 
 OURS = ("ours", "ours padding=assume-none")
@@ -82,7 +82,7 @@ def least(whole: Whole, case: Case, written: Mapping[str, Written]) -> str:
     device = next(filter(None, (limits_of(part.strip()) for part in machine().split(","))), None)
     if device is None:
         return ""
-    shapes = {port.name: port.at(case.sizes) for port in whole.inputs}
+    shapes = {port.name: at(port, case.sizes) for port in whole.inputs}
     found = [limit(work(io.load(made.path), shapes), device) for made in written.values()]
     best = min(found, key=lambda item: item.ms)
     return f", {best.ms:.3g} ms by {best.by}"

@@ -8,53 +8,17 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
-import onnxruntime
 import torch
 
-from benchmarks.whole.spec import IDS, Array, Case, Port, Whole
+from benchmarks.sessions import WARM, Device, session_of
+from benchmarks.whole.spec import IDS, Array, Case, Whole, at
+from models.recipe import Input
 
 Value = Any
 """An `onnxruntime.OrtValue`."""
-_WARM = 3
 _COMPARED = 1 << 23
 """Elements of a result that are compared; of more, rows at regular distances."""
 _MODES = {"compile": "default", "reduce-overhead": "reduce-overhead"}
-
-
-def session_of(path: pathlib.Path, provider: str, *, graph: bool = False, threads: int = 0) -> Any:
-    """A session with all optimisations; `graph` captures runs as a CUDA graph, `threads` are of a CPU."""
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level, options.intra_op_num_threads = 3, threads
-    providers: list[Any] = ["CPUExecutionProvider"]
-    if provider == "cuda":
-        choices = {"arena_extend_strategy": "kSameAsRequested", "enable_cuda_graph": "1" if graph else "0"}
-        providers.insert(0, ("CUDAExecutionProvider", choices))
-    elif graph:
-        raise ValueError("a CPU has no CUDA graphs")
-    session = onnxruntime.InferenceSession(str(path), options, providers=providers)
-    if provider == "cuda" and "CUDAExecutionProvider" not in session.get_providers():
-        raise RuntimeError("ONNX Runtime has no CUDA provider here")
-    return session
-
-
-class Device:
-    """Memory of the device as ONNX Runtime gives it, for as long as this object lives."""
-
-    def __init__(self, provider: str) -> None:
-        self.name = provider
-        self._kept: list[Value] = []
-
-    def holding(self, value: Array) -> Value:
-        """A copy of an array there."""
-        if value.size == 0:
-            return self.room((1,), value.dtype)
-        self._kept.append(onnxruntime.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(value), self.name, 0))
-        return self._kept[-1]
-
-    def room(self, shape: tuple[int, ...], dtype: Any) -> Value:
-        """Room for an array there."""
-        self._kept.append(onnxruntime.OrtValue.ortvalue_from_shape_and_type(list(shape), np.dtype(dtype).type, self.name, 0))
-        return self._kept[-1]
 
 
 class OnnxRuntime:
@@ -67,10 +31,10 @@ class OnnxRuntime:
         self._session, self._whole, self._case = session_of(path, provider, graph=graph, threads=threads), whole, case
         self._device = device = Device(provider)
         held = {name: (device.holding(value), 0) for name, value in whole.feeds(case).items()}
-        taken = {port.name: device.room(port.at(case.sizes), port.type) for port in whole.outputs}
+        taken = {port.name: device.room(at(port, case.sizes), whole.type(port)) for port in whole.outputs}
         self._first = taken[whole.outputs[0].name]
         self._runs = self._steps(held) if case.steps else [self._bound(case.sizes, held, taken)]
-        for _ in range(_WARM):
+        for _ in range(WARM):
             self()
         self.words = f"{(before - _free(provider)) / 1e6:.0f} MB" if provider == "cuda" else ""
 
@@ -85,8 +49,8 @@ class OnnxRuntime:
     def _bound(self, sizes: Mapping[str, int], given: Mapping[str, tuple[Value, int]], taken: Mapping[str, Value]) -> Any:
         """A binding for some sizes: what is given to each input, from so many bytes on, and where each output goes."""
 
-        def place(port: Port) -> tuple[Any, ...]:
-            return port.name, self._device.name, 0, port.type, list(port.at(sizes))
+        def place(port: Input) -> tuple[Any, ...]:
+            return port.name, self._device.name, 0, self._whole.type(port), list(at(port, sizes))
 
         binding, known = self._session.io_binding(), {item.name for item in self._session.get_inputs()}
         for port in self._whole.inputs:
@@ -102,7 +66,7 @@ class OnnxRuntime:
         case, device, (first, *presents) = self._case, self._device, self._whole.outputs
         past, batch, pasts = case.sizes["past"], case.sizes["batch"], self._whole.inputs[-len(presents) :]
         last = {**case.sizes, "past": past + case.steps - 1}
-        rooms = [{port.name: device.room(port.at(last), port.type) for port in presents} for _ in range(2)]
+        rooms = [{port.name: device.room(at(port, last), self._whole.type(port)) for port in presents} for _ in range(2)]
         ones = device.holding(np.ones((batch, past + case.steps), np.int64))
         places = device.holding(np.repeat(np.arange(past, past + case.steps, dtype=np.int64), batch))
         found: list[Any] = []
@@ -135,7 +99,7 @@ class OpenVino:
         settings |= {"INFERENCE_PRECISION_HINT": label.split()[1]} if " " in label else {}
         self._request = openvino.Core().compile_model(str(source), "CPU", settings).create_infer_request()
         self._feeds, self._case = whole.feeds(case), case
-        for _ in range(_WARM):
+        for _ in range(WARM):
             self()
 
     def __call__(self) -> None:

@@ -10,35 +10,15 @@ from typing import Any
 import numpy as np
 from torch import nn
 
+from models.recipe import Input, resolve
+
 Array = np.ndarray[Any, Any]
 IDS, MASK = ("batch", "seq"), ("batch", "past+seq")
 
 
-@dataclasses.dataclass(frozen=True)
-class Port:
-    """An input or an output.
-
-    Attributes:
-        name: Its name in the graph.
-        shape: One entry per axis: a number, or names of axes joined by ``+``.
-        kind: ``ids`` are below `high`, ``positions`` count on from the past, ``mask`` is 1 where a token counts, all in int64;
-            others are noise in the element type that they name.
-        high: Upper bound of ``ids``.
-    """
-
-    name: str
-    shape: tuple[int | str, ...]
-    kind: str = "float16"
-    high: int = 0
-
-    def at(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
-        """The shape for some sizes of the axes."""
-        return tuple(axis if isinstance(axis, int) else sum(sizes[name] for name in axis.split("+")) for axis in self.shape)
-
-    @property
-    def type(self) -> Any:
-        """The element type."""
-        return np.dtype(self.kind).type if "float" in self.kind else np.int64
+def at(port: Input, sizes: Mapping[str, int]) -> tuple[int, ...]:
+    """The shape of an input or an output for some sizes of the axes."""
+    return tuple(axis if isinstance(axis, int) else resolve(axis, sizes) for axis in port.shape)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,35 +61,36 @@ class Whole:
         num_heads: Heads of queries, for that optimizer; 0 where they differ from layer to layer.
         hidden_size: Width, likewise.
         bits: Of weights, which are quantised behind each tool; 0 where they are not.
+        dtype: The element type of weights and results.
     """
 
     name: str
-    inputs: tuple[Port, ...]
-    outputs: tuple[Port, ...]
+    inputs: tuple[Input, ...]
+    outputs: tuple[Input, ...]
     cases: tuple[Case, ...]
     build: Callable[[], nn.Module]
     model_type: str
     num_heads: int = 0
     hidden_size: int = 0
     bits: int = 0
+    dtype: str = "float16"
 
-    @property
-    def dtype(self) -> str:
-        """The element type of weights and results."""
-        return self.outputs[0].kind
+    def type(self, port: Input) -> Any:
+        """The element type of an input or an output."""
+        return np.dtype(self.dtype).type if port.kind == "float" else np.int64
 
     def feeds(self, case: Case) -> dict[str, Array]:
         """Values of all inputs; the past is noise too, of the size of keys and values."""
         random = np.random.default_rng(0)
-        return {port.name: _value(port, case, random) for port in self.inputs}
+        return {port.name: _value(port, case, random).astype(self.type(port)) for port in self.inputs}
 
 
-def _value(port: Port, case: Case, random: np.random.Generator) -> Array:
-    shape = port.at(case.sizes)
+def _value(port: Input, case: Case, random: np.random.Generator) -> Array:
+    shape = at(port, case.sizes)
     if port.kind == "ids":
         return random.integers(2, port.high, shape, dtype=np.int64)
     if port.kind == "positions":
-        return np.broadcast_to(case.sizes.get("past", 0) + np.arange(shape[-1], dtype=np.int64), shape).copy()
+        return np.broadcast_to(case.sizes.get("past", 0) + np.arange(shape[-1]), shape)
     if port.kind == "mask":
-        return (np.arange(shape[-1])[None] < np.asarray(case.lengths)[:, None]).astype(np.int64)
-    return random.standard_normal(shape, np.float32).astype(port.type)
+        return np.arange(shape[-1])[None] < np.asarray(case.lengths)[:, None]
+    return random.standard_normal(shape, np.float32)

@@ -11,8 +11,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from benchmarks.whole.spec import IDS, MASK, Case, Port, Whole
+from benchmarks.whole.spec import IDS, MASK, Case, Whole
 from models.adapters import Cached, Flat, hidden, logits, sample
+from models.recipe import Input
 
 _SPECIAL = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 1}
 _SMALL: Mapping[str, Any] = {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 128}
@@ -79,19 +80,19 @@ def encoded(encoder: Encoder, *, small: bool) -> Whole:
     batch, seq, side = 2 if small else encoder.batch, 16 if small else encoder.seq, made.get("image_size", 0)
     if side:
         seq = (side // made["patch_size"]) ** 2 + 1 + made.get("num_register_tokens", 0)
-        inputs = (Port("pixel_values", ("batch", 3, side, side)),)
+        inputs = (Input("pixel_values", ("batch", 3, side, side)),)
     else:
-        inputs = (Port("input_ids", IDS, "ids", _WORDS), Port("attention_mask", IDS, "mask"))
+        inputs = (Input("input_ids", IDS, "ids", _WORDS), Input("attention_mask", IDS, "mask"))
     label = f"{batch}x{seq}" + ", half padding" * (not side)
     case = Case(label, {"batch": batch, "seq": seq}, padded=not side)
-    outputs, select = (Port("last_hidden_state", ("batch", seq if side else "seq", width)),), hidden
+    outputs, select = (Input("last_hidden_state", ("batch", seq if side else "seq", width)),), hidden
     if encoder.model.endswith("Classification"):
-        outputs, select = (Port("logits", ("batch", 2)),), logits
+        outputs, select = (Input("logits", ("batch", 2)),), logits
     classes = (f"{encoder.family}{encoder.model}", f"{encoder.family}Config", made)
     return Whole(encoder.name, inputs, outputs, (case,), _flat(inputs, select, *classes), "vit" if side else "bert", heads, width)
 
 
-def _flat(inputs: tuple[Port, ...], select: Callable[[Any], Any], *classes: Any, **fixed: Any) -> Callable[[], nn.Module]:
+def _flat(inputs: tuple[Input, ...], select: Callable[[Any], Any], *classes: Any, **fixed: Any) -> Callable[[], nn.Module]:
     """What builds a model of transformers that is given its inputs by position."""
     return lambda: Flat(of_transformers(*classes), tuple(port.name for port in inputs), select, **fixed)
 
@@ -100,7 +101,7 @@ def gpt2(*, small: bool) -> Whole:
     """GPT-2-medium without a cache."""
     heads, layers, width, vocabulary = (4, 2, 64, 999) if small else (16, 24, 1024, 50257)
     batch, seq = (2, 16) if small else (4, 1024)
-    inputs = (Port("input_ids", IDS, "ids", vocabulary), Port("attention_mask", IDS, "mask"))
+    inputs = (Input("input_ids", IDS, "ids", vocabulary), Input("attention_mask", IDS, "mask"))
     settings = {
         "n_head": heads,
         "n_layer": layers,
@@ -109,7 +110,7 @@ def gpt2(*, small: bool) -> Whole:
         "bos_token_id": 1,
         "eos_token_id": 1,
     }
-    outputs, cases = (Port("logits", ("batch", "seq", vocabulary)),), (Case(f"{batch}x{seq}", {"batch": batch, "seq": seq}),)
+    outputs, cases = (Input("logits", ("batch", "seq", vocabulary)),), (Case(f"{batch}x{seq}", {"batch": batch, "seq": seq}),)
     build = _flat(inputs, logits, "GPT2LMHeadModel", "GPT2Config", settings, use_cache=False)
     return Whole("gpt2-medium", inputs, outputs, cases, build, "gpt2", heads, width)
 
@@ -123,11 +124,11 @@ def unet(*, small: bool) -> Whole:
         settings |= {"down_block_types": ("CrossAttnDownBlock2D", "DownBlock2D")}
         settings |= {"up_block_types": ("UpBlock2D", "CrossAttnUpBlock2D")}
     inputs = (
-        Port("sample", ("batch", 4, side, side)),
-        Port("timestep", ("batch",), "ids", 999),
-        Port("encoder_hidden_states", ("batch", tokens, text)),
+        Input("sample", ("batch", 4, side, side)),
+        Input("timestep", ("batch",), "ids", 999),
+        Input("encoder_hidden_states", ("batch", tokens, text)),
     )
-    outputs = (Port("out_sample", ("batch", 4, side, side)),)
+    outputs = (Input("out_sample", ("batch", 4, side, side)),)
 
     def build() -> nn.Module:
         diffusers: Any = importlib.import_module("diffusers")
@@ -160,11 +161,11 @@ def whisper(part: str, *, small: bool, layers: int = 12) -> Whole:
     states = ("batch", frames // 2, width)
     encoder = part == "encoder"
     seq = frames // 2 if encoder else 16 if small else 128
-    inputs = (Port("input_features", ("batch", 80, frames)),)
-    outputs = (Port("last_hidden_state", states),)
+    inputs = (Input("input_features", ("batch", 80, frames)),)
+    outputs = (Input("last_hidden_state", states),)
     if not encoder:
-        inputs = (Port("input_ids", IDS, "ids", vocabulary), Port("encoder_hidden_states", states))
-        outputs = (Port("logits", ("batch", "seq", vocabulary)),)
+        inputs = (Input("input_ids", IDS, "ids", vocabulary), Input("encoder_hidden_states", states))
+        outputs = (Input("logits", ("batch", "seq", vocabulary)),)
     batch = 2 if small else 8
 
     def build() -> nn.Module:
@@ -232,15 +233,15 @@ def cached(decoder: Decoder, *, small: bool) -> Whole:
     parts = [f"{part}_{layer}" for layer in range(layers) for part in ("key", "value")]
     inputs = (
         *(
-            Port("input_ids", IDS, "ids", vocabulary),
-            Port("attention_mask", MASK, "mask"),
-            Port("position_ids", IDS, "positions"),
+            Input("input_ids", IDS, "ids", vocabulary),
+            Input("attention_mask", MASK, "mask"),
+            Input("position_ids", IDS, "positions"),
         ),
-        *(Port(f"past_{part}", ("batch", kv_heads, "past", head)) for part in parts),
+        *(Input(f"past_{part}", ("batch", kv_heads, "past", head)) for part in parts),
     )
     outputs = (
-        Port("logits", ("batch", "seq", vocabulary)),
-        *(Port(f"present_{part}", ("batch", kv_heads, "past+seq", head)) for part in parts),
+        Input("logits", ("batch", "seq", vocabulary)),
+        *(Input(f"present_{part}", ("batch", kv_heads, "past+seq", head)) for part in parts),
     )
     prefill = [Case(f"prefill {batch}x{past}", {"batch": batch, "seq": past, "past": 0}) for batch in decoder.prompts]
     decode = [Case(f"decode {batch}x1 at {past}", {"batch": batch, "seq": 1, "past": past}, steps=steps) for batch in (1, 8)]

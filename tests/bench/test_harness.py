@@ -7,6 +7,7 @@ import pathlib
 from collections.abc import Callable
 
 import numpy as np
+import onnx.parser
 import pytest
 
 pytest.importorskip("onnxruntime")
@@ -16,27 +17,27 @@ from click.testing import CliRunner
 from benchmarks.harness import (
     WRONG,
     Benchmark,
-    Bound,
     Race,
     Row,
     Setting,
     apart,
     command,
     in_turns,
-    model,
     page,
     printed,
     subjects,
 )
 from benchmarks.on_gpu.__main__ import main as on_gpu
+from benchmarks.sessions import Bound
 
 _CPU = Setting("cpu", quick=True, rounds=3, threads=1)
 
 
 def product(text: str = "y = MatMul(x, w)") -> Bound:
     """A product of ones with a matrix of twos."""
-    weight = np.full((4, 2), 2, np.float32)
-    return Bound(model(text, "(float[3, 4] x) => (float[3, 2] y)", {"w": weight}), _CPU, {"x": np.ones((3, 4), np.float32)})
+    head = '<ir_version: 10, opset_import: ["" : 20]> product (float[3, 4] x) => (float[3, 2] y)'
+    model = onnx.parser.parse_model(f"{head} <float[4, 2] w = {{2, 2, 2, 2, 2, 2, 2, 2}}> {{ {text} }}")
+    return Bound(model.SerializeToString(), _CPU, {"x": np.ones((3, 4), np.float32)})
 
 
 def test_a_model_is_run_with_its_constants() -> None:
