@@ -96,11 +96,11 @@ def command(
 ) -> int:
     """Measure MODEL fused by attnfuse against other tools: the whole model, and its most frequent attention alone.
 
-    With OTHER, both models are run as they are: the ratio of CPU times on one thread, on a GPU of times, and the differences
-    of their outputs. Exits with 3 if these differ.
+    With OTHER, run both models as they are, and report the ratio of their times and the differences of their outputs. Times are
+    CPU times on one thread, or times on a GPU. Exits with 3 if the outputs differ.
 
-    Each model runs warm in its own process, in turns with the others. Ratios are speeds relative to the original. Sizes that
-    --dim does not give are 1 for a batch and at most 128 for lengths.
+    Each model runs warm in its own process, in turns with the others. Ratios are speeds relative to the original. Without
+    --dim a batch has one entry, and a length is at most 128.
     """
     start_logging(verbose=False)
     if seeds == (model is not None):

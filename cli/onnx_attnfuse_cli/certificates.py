@@ -38,7 +38,7 @@ _EXAMPLES = [
 @click.option("--solver", type=Choice(["z3", "cvc5"]), default="z3", show_default=True, help="SMT solver.")
 @click.option("-q", "--quiet", is_flag=True, help="Print only problems.")
 def command(*, first: pathlib.Path, second: pathlib.Path, certificate: pathlib.Path, solver: Any, quiet: bool) -> int:
-    """Make all obligations of FIRST and SECOND anew, compare them with CERTIFICATE, and have a solver decide each.
+    """Derive all claims from FIRST and SECOND again, compare them with CERTIFICATE, and have a solver decide each.
 
     Exits with 0 if the two models are proved equal under the assumptions of the certificate. Exits with 3 if a claim is not
     proved, with 2 if the certificate is of other models.

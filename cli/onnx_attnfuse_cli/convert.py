@@ -40,7 +40,7 @@ def command(*, model: pathlib.Path, output: pathlib.Path | None, as_json: bool, 
 
     The result is compared with MODEL on adversarial inputs. If it differs, nothing is written and the exit status is 3.
 
-    A folder with a config.json is written anew as a whole with -o, other files included.
+    With -o, MODEL may be a folder with a config.json: its models are converted, and its other files copied.
     """
     if quiet and as_json:
         raise click.UsageError("-q and --json contradict each other; choose one")

@@ -96,9 +96,8 @@ def command(context: click.Context, *, model: Sequence[pathlib.Path], **chosen: 
     The result is written even if --min-fused or --require-all is not met. Attention that is already fused counts as fused.
 
     MODEL may be several files, folders and quoted patterns. Each then has its own result, a failure of one does not stop the
-    others, and the exit status is the highest of all. A folder with a config.json is written anew as a whole with -o, other files
-    included. The id of a model on Hugging Face is its folder in the local cache, if it is there. - is standard input, and -o - is
-    standard output.
+    others, and the exit status is the highest of all. Of a folder with a config.json, -o also copies the other files. The id of a
+    model on Hugging Face names its folder in the local cache. - is standard input, and -o - is standard output.
     """
     wanted: _Wanted = taken(_Wanted, chosen)
     if wanted.verbose and wanted.quiet:

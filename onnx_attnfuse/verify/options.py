@@ -18,7 +18,7 @@ class Trials(Choices):
     """Seed of the random numbers."""
     round_float16: bool = False
     """Round each float16 result as a GPU does; ONNX Runtime's CPU provider rounds only the last of a chain. Use it for
-    float16 models made for a GPU, which else differ in fully masked rows."""
+    float16 models made for a GPU, which otherwise differ in fully masked rows."""
     dim: Mapping[str, int] = dataclasses.field(default_factory=dict[str, int])
     """Size of a symbolic dimension, as NAME=N. Other sizes are chosen to fit."""
     tolerance: float | None = None
