@@ -26,8 +26,8 @@ from benchmarks.on_providers.children import Child
 from benchmarks.on_providers.judge import EMULATED, Row, judged
 from benchmarks.on_providers.tables import page
 from benchmarks.on_providers.writer import ATTENTION
-from onnx_attnfuse.bench.process import ChildError
 from onnx_attnfuse.kernels import providers
+from onnx_attnfuse.verify.subprocess_runner import ProcessDied, Worker
 
 OPTIONS = {"openvino": {"num_of_threads": "1"}}
 """Options of sessions, so that what runs beside disturbs less."""
@@ -43,24 +43,26 @@ class Bench:
 
     Attributes:
         ep: The execution provider.
+        limit: Seconds that writing a model may take.
         seconds: Of timing; at least 7 pairs.
         cases: Only so many cases of inputs of each model, the first; None: all.
         choices: Further options of `optimize`.
     """
 
     ep: str
+    limit: float
     seconds: float
     cases: int | None
     choices: Mapping[str, Any]
 
-    def row(self, model: pathlib.Path, writer: Child, runner: Child, longer: int = 1) -> Row:
+    def row(self, model: pathlib.Path, writer: Worker, runner: Child, longer: int = 1) -> Row:
         """The row of one export, timed for so many times as long."""
         name = name_of(model)
         with tempfile.TemporaryDirectory() as folder:
             task = {"model": str(model), "ep": self.ep, "out": folder, "choices": self.choices, "most": self.cases}
             try:
-                wrote = writer.ask(task)
-            except ChildError as died:
+                wrote = writer.ask(task, self.limit)
+            except ProcessDied as died:
                 return Row(name, lost=f"writing it: {died}")
             if "error" in wrote:
                 return Row(name, lost=wrote["error"])
@@ -75,7 +77,7 @@ def _ran(task: Mapping[str, Any], models: Mapping[str, str], runner: Child) -> d
     """What models gave; each by itself where the process died of one."""
     try:
         return runner.ask({**task, "models": models})
-    except ChildError as died:
+    except ProcessDied as died:
         if len(models) == 1:
             return {name: {"error": str(died)} for name in models}
     return {key: found for name, path in models.items() for key, found in _ran(task, {name: path}, runner).items()}
@@ -112,13 +114,13 @@ def name_of(model: pathlib.Path) -> str:
 @click.pass_context
 def main(context: click.Context, folders: tuple[pathlib.Path, ...], ep: str, only: str, jobs: int, **given: Any) -> None:
     """Measures exports; the exit status is 1 where something breaks what is claimed."""
-    bench = Bench(ep, given["time"], given["cases"], given["choices"])
+    bench = Bench(ep, given["seconds"], given["time"], given["cases"], given["choices"])
     command = [given["python"], "-m", "benchmarks.on_providers.runner", ep, json.dumps(OPTIONS.get(ep, {}))]
     if ep == "wasm":
         command = ["node", str(_HERE / "on_providers" / "runner.js"), given["web"]]
     words = [*(folder.name for folder in folders), "--ep", ep]
     words += [part for key in ("cases", "only") if (value := {"only": only, **given}[key]) for part in (f"--{key}", str(value))]
-    free: SimpleQueue[tuple[Child, Child]] = SimpleQueue()
+    free: SimpleQueue[tuple[Worker, Child]] = SimpleQueue()
     rows: list[Row] = []
 
     def measured(model: pathlib.Path, longer: int = 1) -> Row:
@@ -137,7 +139,7 @@ def main(context: click.Context, folders: tuple[pathlib.Path, ...], ep: str, onl
 
     with contextlib.ExitStack() as ending, ThreadPoolExecutor(jobs) as pool:
         for _ in range(jobs):
-            writer = Child([sys.executable, "-m", "benchmarks.on_providers.writer"], seconds=given["seconds"])
+            writer = Worker(["-m", "benchmarks.on_providers.writer"])
             runner = Child(command, seconds=given["seconds"], environment={"PYTHONPATH": str(_HERE.parent)})
             versions = ending.enter_context(runner).ask({})["versions"]
             free.put((ending.enter_context(writer), runner))

@@ -17,9 +17,7 @@ from benchmarks.on_providers import tensors
 from benchmarks.on_providers.children import Child
 from onnx_attnfuse.bench.conformance.installed import Installed
 from onnx_attnfuse.bench.conformance.run import failures, lines, run
-from onnx_attnfuse.bench.process import ChildError
 from onnx_attnfuse.kernels.conformance import to_json
-from onnx_attnfuse.verify.subprocess_runner import ProcessDied
 
 RUNNER = pathlib.Path(__file__).with_name("runner.js")
 _BROKEN = ("abort", "memory access", "unreachable", "null function", "table index")
@@ -57,10 +55,7 @@ class Node:
                 feeds = tensors.save(question[f"{key} feeds"], folder / f"{key} feeds")
                 apart[key] = {"model": str(folder / f"{key}.onnx"), "feeds": feeds}
             task = {"apart": apart, "out": name, "runs": question["runs"], "seconds": question["seconds"]}
-            try:
-                answer = self._child.ask(task)
-            except ChildError as died:
-                raise ProcessDied(f"running it in onnxruntime-web: {died}") from died
+            answer = self._child.ask(task)
             return {key: _read(answer[key]) for key in apart}
 
     def end(self) -> None:

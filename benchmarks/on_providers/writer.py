@@ -1,14 +1,12 @@
 """Writes models for an execution provider, beside what their exports give on the CPU: `python -m benchmarks.on_providers.writer`.
 
-Each line on stdin is a task as JSON, each on stdout its answer. The outputs of the export are those of ONNX Runtime on the CPU
+Messages are those of `onnx_attnfuse.verify.child`. The outputs of the export are those of ONNX Runtime on the CPU
 with its optimizations off, or those of torch that lie beside it where it runs none of its inputs there.
 """
 
 from __future__ import annotations
 
 import collections
-import json
-import os
 import pathlib
 import sys
 from collections.abc import Mapping
@@ -24,16 +22,9 @@ from models.references import Case
 from onnx_attnfuse.kernels import providers
 from onnx_attnfuse.kernels.operators import records
 from onnx_attnfuse.report.model import SiteReport
+from onnx_attnfuse.verify.child import serve
 
 ATTENTION = frozenset([*(info.name for info in records().values() if info.kind == "attention"), "Softmax"])
-
-
-def main() -> None:
-    """Answers until stdin ends."""
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
-    for line in sys.stdin:
-        print(json.dumps(_answer(json.loads(line))), file=answers, flush=True)
 
 
 def _answer(task: Mapping[str, Any]) -> dict[str, Any]:
@@ -112,4 +103,4 @@ def _attentions(model: ir.Model) -> int:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(serve(lambda: _answer))

@@ -13,7 +13,7 @@ import tempfile
 import threading
 from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import Any
+from typing import IO, Any
 
 from onnx_attnfuse.verify import child
 from onnx_attnfuse.verify.inputs import Array
@@ -41,7 +41,8 @@ class Worker:
             greeting: The first message to each process, which answers it; None: there is none.
             environment: Variables of the process besides those of this one.
         """
-        self._arguments, self._greeting, self._environment = tuple(arguments), greeting, dict(environment or {})
+        self.command: tuple[str, ...] = (sys.executable, *arguments)
+        self._greeting, self._environment = greeting, dict(environment or {})
         self._process: subprocess.Popen[bytes] | None = None
         self.printed = ""
         """All that processes have printed, once they are ended."""
@@ -74,8 +75,8 @@ class Worker:
         assert process.stdin is not None
         assert process.stdout is not None
         try:
-            child.write(question, process.stdin)
-            return child.read(process.stdout)
+            self.write(question, process.stdin)
+            return self.read(process.stdout)
         except (EOFError, OSError):
             code = process.wait()
             self.end()
@@ -83,11 +84,23 @@ class Worker:
         finally:
             timer.cancel()
 
+    def write(self, message: object, stream: IO[bytes]) -> None:
+        """Sends a message."""
+        child.write(message, stream)
+
+    def read(self, stream: IO[bytes]) -> Any:
+        """The next message.
+
+        Raises:
+            EOFError: The process has ended.
+        """
+        return child.read(stream)
+
     def _start(self) -> subprocess.Popen[bytes]:
         paths = os.pathsep.join(path for path in sys.path if path)
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - it lives as long as the process
         return subprocess.Popen(
-            [sys.executable, *self._arguments],
+            self.command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,

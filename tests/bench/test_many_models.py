@@ -19,7 +19,7 @@ from benchmarks.on_providers.children import Child
 from benchmarks.on_providers.judge import Row, Side, apart, judged
 from benchmarks.on_providers.tables import page
 from benchmarks.providers import chosen, main
-from onnx_attnfuse.bench.process import ChildError
+from onnx_attnfuse.verify.subprocess_runner import ProcessDied
 from tests.support.bundled import BUNDLED, cases
 
 VIT = next(path for path in BUNDLED if path.stem == "vit__dyn18__sdpa")
@@ -160,14 +160,13 @@ def test_a_page_has_every_export_and_one_that_seemed_slower_is_timed_again(
 
 
 ECHO = "import json, sys, time, os\nfor line in sys.stdin:\n    task = json.loads(line)\n    "
+DYING = f"{ECHO}sys.exit('the last words') if 'die' in task else print(line, end='', flush=True)"
 
 
 def test_a_child_answers_and_is_started_again_after_it_died() -> None:
-    with Child(
-        [sys.executable, "-c", f"{ECHO}os._exit(7) if 'die' in task else print(line, end='', flush=True)"], seconds=60
-    ) as child:
+    with Child([sys.executable, "-c", DYING], seconds=60) as child:
         assert child.ask({"a": 1}) == {"a": 1}
-        with pytest.raises(ChildError, match="the process ended with 7"):
+        with pytest.raises(ProcessDied, match=r"the process with status 1: the last words$"):
             child.ask({"die": 1})
         assert child.ask({"a": 2}) == json.loads('{"a": 2}')
 
@@ -175,7 +174,7 @@ def test_a_child_answers_and_is_started_again_after_it_died() -> None:
 def test_a_child_that_takes_too_long_is_ended() -> None:
     with (
         Child([sys.executable, "-c", f"{ECHO}time.sleep(600)"], seconds=0.5) as child,
-        pytest.raises(ChildError, match="stopped after"),
+        pytest.raises(ProcessDied, match=r"did not end within 0\.5 s$"),
     ):
         child.ask({})
 
