@@ -29,7 +29,6 @@ from onnx_attnfuse.fusion.packing.tokens import (
     count_of,
     others,
 )
-from onnx_attnfuse.fusion.packing.tokenwise import Step
 from onnx_attnfuse.fusion.plan import PlanContext, params_of
 from onnx_attnfuse.fusion.report_site import kernel_of_forecast
 from onnx_attnfuse.graph.build import Builder
@@ -260,10 +259,10 @@ class RegionBuilder:
         self._forget_trials(nodes, constants)
         for item, verdict in zip(self._region.items, verdicts, strict=True):
             self._builder.at(anchor(item))
-            for value, marks in _operands(item):
+            for value, marks in item.inputs():
                 if value not in self._packed:
                     self._packed[value] = self._pad_unpad.unpad(value, marks)
-            operands = [self._packed[value] for value, _ in _operands(item)]
+            operands = [self._packed[value] for value, _ in item.inputs()]
             if isinstance(item, Site):
                 self._verified[item] = verdict
                 self._packed[item.result.value] = self._form.attend(item, operands, self._pad_unpad)
@@ -307,25 +306,18 @@ class RegionBuilder:
             step, pad_unpad = item, UnpadRows(self._builder, self._region.tokens, keep)
             compute = lambda operands: step.on_packed(self._builder, operands)  # noqa: E731 - the other
             outputs = list(zip(item.node.outputs, item.outputs, strict=False))
-        news = compute([pad_unpad.unpad(value, marks) for value, marks in _operands(item)])
+        news = compute([pad_unpad.unpad(value, marks) for value, marks in item.inputs()])
         pairs = [
             (pad_unpad.masked(old, marks, keep), pad_unpad.pad(new, old, marks))
             for (old, marks), new in zip(outputs, news, strict=False)
         ]
-        frontier = [value for value, _ in _operands(item)] + _weights(item)
+        frontier = [value for value, _ in item.inputs()] + _weights(item)
         try:
             name = anchor(item).name or ""
             return self._graph.verify(pairs, frontier, name, given)
         except Refused as refused:
             reason = refused.reason
             raise Refused(reason.code, f"on packed tokens: {reason.message}", anchor(item).name) from refused
-
-
-def _operands(item: Item) -> list[tuple[ir.Value, Marks]]:
-    """The inputs of a step or an attention that consist of tokens, with their marks."""
-    if isinstance(item, Step):
-        return item.inputs()
-    return [(source.indexed.value, marks) for source, marks in zip(item.chosen, item.operands, strict=True)]
 
 
 def _weights(item: Item) -> list[ir.Value]:

@@ -40,6 +40,10 @@ class Site:
     result: IndexedValue
     marks: Marks
 
+    def inputs(self) -> list[tuple[ir.Value, Marks]]:
+        """The operands, with their marks."""
+        return [(source.indexed.value, marks) for source, marks in zip(self.chosen, self.operands, strict=True)]
+
 
 Item: TypeAlias = "Step | Site"
 
@@ -150,11 +154,7 @@ class _Growing:
 
     def _walk_up(self) -> None:
         """Finds all that operands are computed by, token by token."""
-        pending = [
-            (source.indexed.value, marks)
-            for site in self._sites
-            for source, marks in zip(site.chosen, site.operands, strict=True)
-        ]
+        pending = [place for site in self._sites for place in site.inputs()]
         seen: set[ir.Value] = set()
         while pending:
             value, marks = pending.pop()
@@ -297,19 +297,12 @@ class _Growing:
 
     def _needed(self, entries: set[ir.Value], exits: Iterable[ir.Value]) -> list[Item]:
         """The steps and attentions that compute the exits from the entries, in order."""
-        found: dict[Item, None] = {}
-        pending = list(exits)
-        while pending:
-            value = pending.pop()
-            item = self._produced.get(value) or self._steps.get(value)
-            if value in entries or item is None or item in found:
-                continue
-            found[item] = None
-            if isinstance(item, Site):
-                pending += [source.indexed.value for source in item.chosen]
-            else:
-                pending += [value for value, _ in item.inputs()]
-        return self._ordered(found)
+
+        def makers(values: Iterable[ir.Value]) -> Iterator[Item]:
+            known = (self._produced.get(value) or self._steps.get(value) for value in values if value not in entries)
+            return (item for item in known if item is not None)
+
+        return self._ordered(reached(makers(exits), lambda item: makers(value for value, _ in item.inputs())))
 
     def _ordered(self, items: Iterable[Item]) -> list[Item]:
         return sorted(set(items), key=lambda item: self._place[anchor(item)])

@@ -13,7 +13,7 @@ import onnx_ir as ir
 from onnx_attnfuse.attention.match.softmax import softmax_axis
 from onnx_attnfuse.fusion.packing.tokens import Marks, Tokens, count_of, others, through
 from onnx_attnfuse.graph.build import Builder, dims_of
-from onnx_attnfuse.graph.constants import attribute, constant_array, has_unknown_attribute, subgraphs
+from onnx_attnfuse.graph.constants import attribute, constant_array, given, has_unknown_attribute, is_standard, subgraphs
 from onnx_attnfuse.graph.ops import CONTRIB, read_as
 from onnx_attnfuse.graph.rules.reading import axes_of, slice_bounds
 from onnx_attnfuse.graph.uses import producer_of
@@ -162,6 +162,17 @@ def _gather(node: ir.Node, value: ir.Value, marks: Marks, tokens: Tokens) -> Ste
         return refusal(node, "chooses positions")
     after = (*own[:axis], *("",) * index.ndim, *own[axis + 1 :])
     return Step(node, {0: own}, (after,), {"axis": place})
+
+
+def read_embedding(node: ir.Node, marks: Marks, tokens: Tokens) -> Step | None:
+    """The step of a Gather of rows from a table that is the same for all tokens; None of any other node."""
+    table, index = given(node, 0), given(node, 1)
+    if table is None or index is None or not is_standard(node, "Gather") or attribute(node, "axis", 0) != 0:
+        return None
+    rank, width = tokens.facts.rank(index), tokens.facts.rank(table)
+    if rank is None or width is None or any(marks[rank:]) or width + rank - 1 != len(marks):
+        return None
+    return Step(node, {1: marks[:rank]}, (marks,)) if tokens.is_full(index, marks[:rank]) else None
 
 
 def _elementwise(node: ir.Node, value: ir.Value, marks: Marks, tokens: Tokens) -> Step | Reason:

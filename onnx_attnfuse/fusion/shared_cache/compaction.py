@@ -14,9 +14,8 @@ import numpy as np
 import onnx_ir as ir
 
 from onnx_attnfuse.fusion.packing.tokens import Marks, Tokens, spread
-from onnx_attnfuse.fusion.packing.tokenwise import read_step
+from onnx_attnfuse.fusion.packing.tokenwise import read_embedding, read_step
 from onnx_attnfuse.graph.build import Builder, dims_of
-from onnx_attnfuse.graph.constants import attribute, is_standard
 from onnx_attnfuse.graph.edit import connect
 from onnx_attnfuse.graph.ops import ASKS_SHAPE, is_contrib
 from onnx_attnfuse.graph.uses import live
@@ -196,24 +195,12 @@ class Compaction:
 
     def _step(self, node: ir.Node, value: ir.Value, marks: Marks) -> tuple[dict[int, Marks], dict[ir.Value, Marks]] | None:
         """Inputs and outputs of a node that computes each token by itself; None if it does not, or is not known to."""
-        if is_standard(node, "Gather") and (found := self._embedding(node, marks)) is not None:
-            return found, {node.outputs[0]: marks}
         if is_contrib(node, rotary_embedding.INFO.name):
             return self._rotation(node, marks)
-        step = read_step(node, value, marks, self._tokens)
+        step = read_embedding(node, marks, self._tokens) or read_step(node, value, marks, self._tokens)
         if isinstance(step, Reason):
             return None
         return dict(step.marks), dict(zip(node.outputs, step.outputs, strict=False))
-
-    def _embedding(self, node: ir.Node, marks: Marks) -> dict[int, Marks] | None:
-        """Rows of a table that is the same for all tokens."""
-        table, index = node.inputs
-        facts, axis = self._tokens.facts, attribute(node, "axis", 0)
-        rank = None if index is None else facts.rank(index)
-        dims = None if table is None else facts.dims(table)
-        if axis != 0 or rank is None or dims is None or any(marks[rank:]) or len(dims) + rank - 1 != len(marks):
-            return None
-        return {1: marks[:rank]} if index is not None and self._tokens.is_full(index, marks[:rank]) else None
 
     def _rotation(self, node: ir.Node, marks: Marks) -> tuple[dict[int, Marks], dict[ir.Value, Marks]] | None:
         """A rotation of each token by its own place in the tables."""

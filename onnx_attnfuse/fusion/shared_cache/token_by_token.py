@@ -17,9 +17,9 @@ from onnx_attnfuse.attention.masks.mask_terms import index, size
 from onnx_attnfuse.bodies.core import INTEGER
 from onnx_attnfuse.certify.terms import ZERO, add, subtract
 from onnx_attnfuse.fusion.packing.tokens import Marks, Tokens
-from onnx_attnfuse.fusion.packing.tokenwise import read_step
+from onnx_attnfuse.fusion.packing.tokenwise import read_embedding, read_step
 from onnx_attnfuse.graph.build import Builder, dims_of
-from onnx_attnfuse.graph.constants import attribute, is_standard
+from onnx_attnfuse.graph.constants import is_standard
 from onnx_attnfuse.graph.facts_view import Content
 from onnx_attnfuse.graph.ops import REARRANGES, SLICES, is_contrib
 from onnx_attnfuse.graph.sizes import Dim, Size
@@ -115,13 +115,11 @@ class Paging:
         node = value.producer()
         if node is None:
             raise Refused("not-position-wise", f"'{value.name}' is not one for each request, as a step of many needs")
-        if is_standard(node, "Gather") and (found := self._embedding(node, marks)) is not None:
-            return found
         if is_standard(node, "MatMul") and (found := self._outer(node, marks)) is not None:
             return found
         if is_contrib(node, rotary_embedding.INFO.name):
             return self._rotation(node, marks)
-        step = read_step(node, value, marks, self._tokens)
+        step = read_embedding(node, marks, self._tokens) or read_step(node, value, marks, self._tokens)
         if isinstance(step, Reason):
             raise Refused(step.code, step.message, label(node))
         if not is_standard(node, *REARRANGES, *SLICES):
@@ -137,15 +135,6 @@ class Paging:
                 raise Refused(
                     "not-position-wise", f"'{value.name}' may differ by request, as it depends on an input", label(node)
                 )
-
-    def _embedding(self, node: ir.Node, marks: Marks) -> list[tuple[ir.Value, Marks]] | None:
-        """Rows of a table that is the same for all tokens."""
-        table, at = node.inputs
-        rank = None if at is None else self._builder.facts.rank(at)
-        if table is None or at is None or rank is None or attribute(node, "axis", 0) != 0 or any(marks[rank:]):
-            return None
-        self._check_free(node, [table])
-        return [(at, marks[:rank])]
 
     def _outer(self, node: ir.Node, marks: Marks) -> list[tuple[ir.Value, Marks]] | None:
         """Each element of one operand times each of the other, as a product of matrices whose sums have one summand."""

@@ -6,7 +6,7 @@ Arithmetic on shapes and what makes a mask are left out: a drawing shows an atte
 from __future__ import annotations
 
 import dataclasses
-from collections import deque
+import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import onnx_ir as ir
@@ -14,6 +14,7 @@ import onnx_ir as ir
 from onnx_attnfuse.graph.constants import attribute, constant_array, constant_tensor, subgraphs
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.ops import ASKS_SHAPE
+from onnx_attnfuse.graph.uses import reached
 from onnx_attnfuse.kernels.operators import OpInfo, info_of
 from onnx_attnfuse.report.pictures.model import Arrow, Box, BoxKind, Drawing
 
@@ -70,22 +71,15 @@ def surroundings(node: ir.Node, facts: Facts, *, fused: bool) -> Drawing | None:
         facts: Shapes.
         fused: Whether it is the operator.
     """
-    found = {node: None}
-    pending = deque([node])
-    while pending and len(found) < _NODES_AROUND_UNREAD:
-        nearest = pending.popleft()
-        for other in (*_producers(nearest), *(user for value in nearest.outputs for user, _ in value.uses())):
-            if (
-                other not in found
-                and other.op_type not in _SHAPES
-                and other.graph is node.graph
-                and len(found) < _NODES_AROUND_UNREAD
-            ):
-                found[other] = None
-                pending.append(other)
+
+    def near(item: ir.Node) -> Iterator[ir.Node]:
+        others = (*_producers(item), *(user for value in item.outputs for user, _ in value.uses()))
+        return (other for other in others if other.op_type not in _SHAPES and other.graph is node.graph)
+
+    found = list(itertools.islice(reached([node], near), _NODES_AROUND_UNREAD))
     results = tuple(value for item in found for value in item.outputs if not any(user in found for user, _ in value.uses()))
     operator = node.op_identifier() if fused else None
-    return _Sheet(PicturedSite(results, {}, {}, operator, anchor=node), facts, list(found)).drawing()
+    return _Sheet(PicturedSite(results, {}, {}, operator, anchor=node), facts, found).drawing()
 
 
 def _above(results: Iterable[ir.Value], frontier: Iterable[ir.Value]) -> list[ir.Node] | None:
@@ -114,16 +108,15 @@ def _read(node: ir.Node) -> Iterator[ir.Value]:
 
 def _below(operands: Iterable[ir.Value], within: Sequence[ir.Node]) -> set[ir.Node]:
     """The nodes of `within` that data of an operand flows through."""
-    reached = set(operands)
-    found: set[ir.Node] = set()
-    left = list(within)
-    while True:
-        fresh = [node for node in left if any(value in reached for value in _read(node))]
-        if not fresh:
-            return found
-        found.update(fresh)
-        reached.update(value for node in fresh for value in node.outputs)
-        left = [node for node in left if node not in found]
+    readers: dict[ir.Value, list[ir.Node]] = {}
+    for node in within:
+        for value in _read(node):
+            readers.setdefault(value, []).append(node)
+
+    def below(values: Iterable[ir.Value]) -> Iterator[ir.Node]:
+        return (node for value in values for node in readers.get(value, ()))
+
+    return set(reached(below(operands), lambda node: below(node.outputs)))
 
 
 def _producers(node: ir.Node) -> Iterator[ir.Node]:
