@@ -2,6 +2,7 @@
 
     where(hidden, scores - 1e9, scores)           is    scores + where(hidden, 0 - 1e9, 0)        Keras
     reduce_sum(q[:, :, None] * k[:, None])        is    einsum("bsh,bth->bst", q, k)
+    reduce_sum(weights[..., None] * v[:, None])   is    einsum("bst,btc->bsc", weights, v)
     weights @ v1, weights @ v2                    is    Split(weights @ Concat(v1, v2))           values in two parts
     (weights - others) @ v                        is    weights @ v - others @ v                  differential attention
     q @ k1, q @ k2 side by side                   is    q @ Concat(k1, k2)                        see `key_blocks`
@@ -17,7 +18,7 @@ from __future__ import annotations
 
 import dataclasses
 import string
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 import onnx_ir as ir
 
@@ -47,7 +48,7 @@ from onnx_attnfuse.fusion.enabling.rule import EnablingChange
 from onnx_attnfuse.fusion.enabling.sinks import with_column_joined, with_factor_inside
 from onnx_attnfuse.fusion.enabling.summed_products import with_products_joined
 from onnx_attnfuse.graph.assumptions import AssumptionName
-from onnx_attnfuse.graph.build import Builder
+from onnx_attnfuse.graph.build import Builder, dims_of
 from onnx_attnfuse.graph.constants import attributes, given, is_constant, is_standard
 from onnx_attnfuse.graph.dtypes import FLOATS
 from onnx_attnfuse.graph.facts import Facts
@@ -68,13 +69,20 @@ class _Product:
     value: ir.Value
     operands: tuple[ir.Value, ...]
     equation: str = ""
-    """The Einsum that it is; empty where it is a product of matrices as it is."""
+    """The Einsum that it is, without axes of operands of length 1; empty where it is a product of matrices as it is."""
 
     def written(self, builder: Builder) -> ir.Value:
         """The product as one node."""
         if not self.equation:
             return self.value
-        return builder.node("Einsum", self.operands, {"equation": self.equation})
+        terms = self.equation.split("->")[0].split(",")
+        shapes = [dims_of(builder, item) for item in self.operands]
+        inputs = [
+            item if len(term) == len(dims) else builder.reshape(item, [dim for dim in dims if dim != 1])
+            for item, term, dims in zip(self.operands, terms, shapes, strict=True)
+        ]
+        made = builder.node("Einsum", inputs, {"equation": self.equation})
+        return builder.reshape(made, dims_of(builder, self.value))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,15 +125,28 @@ def _products(scores: ir.Value, facts: Facts) -> Iterator[_Product]:
 
 
 def _summed(node: ir.Node, facts: Facts) -> _Product | None:
-    """A sum of products of elements as an Einsum, whose letters are the indices that both operands are read at."""
+    """A sum of products of elements as an Einsum of two operands, before all views or before those that add axes of length 1."""
+    follows = REARRANGES | REPEATS | {"Mul"}
+    found = (_einsum(node, _factors(node, ops), facts) for ops in (follows, follows - {"Reshape"}))
+    return next((product for product in found if product is not None), None)
+
+
+def _factors(node: ir.Node, follows: Collection[str]) -> list[ir.Value]:
+    """The values that the elements of a sum are products of."""
     factors, pending = list[ir.Value](), [*node.inputs[:1]]
     for value in pending:
         above = None if value is None else value.producer()
-        if above is not None and is_standard(above, "Mul", *REARRANGES, *REPEATS):
+        if above is not None and is_standard(above, *follows):
             pending += above.inputs if above.op_type == "Mul" else above.inputs[:1]
         elif value is not None:
             factors.append(value)
-    if len(factors) != 2 or any(map(is_constant, factors)):
+    return factors
+
+
+def _einsum(node: ir.Node, factors: Sequence[ir.Value], facts: Facts) -> _Product | None:
+    """A sum of products of the elements of two factors, whose letters are the indices that both are read at."""
+    dims = facts.dims(node.outputs[0])
+    if len(factors) != 2 or any(map(is_constant, factors)) or dims is None:
         return None
     reading = Reading(facts, factors)
     try:
@@ -141,13 +162,18 @@ def _summed(node: ir.Node, facts: Facts) -> _Product | None:
     ((atoms, number), *more) = polynomial(body).items()
     if more or number != 1 or len(atoms) != 2 or {atom.data for atom in atoms} != {reading.names[item] for item in factors}:
         return None
-    if any(item not in letters for atom in atoms for item in atom.args) or any(
-        len(set(atom.args)) < len(atom.args) for atom in atoms
-    ):
+    read = {str(atom.data): [item for item in atom.args if item is not ZERO] for atom in atoms}
+    places = [read[reading.names[item]] for item in factors]
+    used = {item for at in places for item in at}
+    if not used <= set(letters) or any(len(set(at)) < len(at) for at in places):
         return None
-    read = {str(atom.data): "".join(letters[item] for item in atom.args) for atom in atoms}
-    sides = ",".join(read[reading.names[item]] for item in factors)
-    return _Product(node.outputs[0], tuple(factors), f"{sides}->{''.join(letters[item] for item in place)}")
+    ones = [(facts.dims(item) or ()).count(1) for item in factors]
+    if any(facts.rank(item) not in {len(at), len(at) + count} for item, at, count in zip(factors, places, ones, strict=True)):
+        return None
+    if any(item not in used and dim != 1 for item, dim in zip(place, dims, strict=True)):
+        return None
+    sides = ",".join("".join(letters[item] for item in at) for at in places)
+    return _Product(node.outputs[0], tuple(factors), f"{sides}->{''.join(letters[item] for item in place if item in used)}")
 
 
 def _rewritten(scores: ir.Value, product: _Product, builder: Builder) -> EnablingChange | None:
@@ -307,6 +333,36 @@ def with_values_joined(softmax: Softmax, builder: Builder) -> EnablingChange | N
     return EnablingChange(tuple(pairs), (weights, *dict.fromkeys(values)))
 
 
+def with_sum_as_product(softmax: Softmax, builder: Builder) -> EnablingChange | None:
+    """Weights that are multiplied with values, element by element, and summed over the keys, as a product of both.
+
+    Weights of one query stay: on a CPU the sum takes 0.7 of the time of an attention to 128 to 512 keys of 256 channels.
+    """
+    facts = builder.facts
+    for value in below(softmax.weights):
+        node = value.producer()
+        product = _summed(node, facts) if is_standard(node, "ReduceSum") else None
+        if node is None or product is None or softmax.weights not in product.operands:
+            continue
+        terms = dict(zip(product.operands, product.equation.split("->")[0].split(","), strict=True))
+        others = {letter for operand, term in terms.items() if operand is not softmax.weights for letter in term}
+        if others.issuperset(terms[softmax.weights]):
+            return None
+        builder.at(node)
+        return EnablingChange(((value, product.written(builder)),), product.operands)
+    return None
+
+
+def with_sums_as_products(softmax: Softmax, builder: Builder) -> EnablingChange | None:
+    """Scores in normal form, and the sum of weighted values as a product, where neither is enough."""
+    scores = with_plain_scores(softmax.scores, builder)
+    result = None if scores is None else with_sum_as_product(softmax, builder)
+    if scores is None or result is None:
+        return None
+    frontier = tuple(dict.fromkeys((*scores.frontier, *result.frontier)))
+    return EnablingChange((*scores.results, *result.results), frontier, scores.assumes)
+
+
 def with_terms_apart(softmax: Softmax, builder: Builder) -> EnablingChange | None:
     """The product of a sum of weights and others with values as a sum of products."""
     facts = builder.facts
@@ -332,6 +388,8 @@ REWRITES: tuple[Callable[[Softmax, Builder], EnablingChange | None], ...] = (
     with_factor_inside,
     with_column_joined,
     with_values_joined,
+    with_sum_as_product,
+    with_sums_as_products,
     with_terms_apart,
     with_blocks_joined,
     with_products_joined,
