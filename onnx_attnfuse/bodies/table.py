@@ -9,7 +9,6 @@ import onnx_ir as ir
 from onnx_attnfuse.bodies import (
     attention,
     bias_split_gelu,
-    branchwise_rms_norm,
     causal_conv_with_state,
     group_query_attention,
     linear_attention,
@@ -28,7 +27,7 @@ BODIES: Mapping[tuple[str, str], Callable[[FusedNode], Body]] = {
     ("", "RotaryEmbedding"): rotary_embedding.body,
     (CONTRIB, "Attention"): attention.body,
     (CONTRIB, "BiasSplitGelu"): bias_split_gelu.body,
-    (CONTRIB, "BranchwiseRMSNorm"): branchwise_rms_norm.body,
+    (CONTRIB, "BranchwiseRMSNorm"): norms.branchwise_rms,
     (CONTRIB, "CausalConvWithState"): causal_conv_with_state.body,
     (CONTRIB, "GroupQueryAttention"): group_query_attention.body,
     (CONTRIB, "LinearAttention"): linear_attention.body,
