@@ -154,12 +154,12 @@ class Options(Choices):
 
     @property
     def assumed(self) -> Assumed:
-        """The assumptions of `assume`, and the equal dimensions of `same`.
+        """The assumptions of `assume`, the equal dimensions of `same`, and the one length of caches that become one.
 
         Raises:
             OptionError: There is no assumption of such a name.
         """
-        return Assumed.of(self.assume, self.same)
+        return Assumed.of(self.assume, self.same, one_cache=self.cache != "as-is")
 
 
 def _plain(value: Any) -> Any:

@@ -22,7 +22,7 @@ ASSUMPTIONS: Mapping[AssumptionName, str] = {
     "named-sizes": "sizes of the same name are the same number",
     "nonempty-axes": "there is at least one batch entry, one query and one key; earlier positions may be none",
     "masks-fit": "a mask is no longer than the part read of it, or the scores it is added to, as a length of 1 would be repeated",
-    "equal-pasts": "attentions that share a mask have equally many earlier positions",
+    "equal-pasts": "attentions that share a mask, or whose caches become one, have equally many earlier positions",
     "indices-in-range": "an index or a range that a run has stays inside the row, the buffer or the table that it is meant for",
     "finite-exponentials": "exponentials do not overflow, nor all of a row vanish, where its maximum is not subtracted first",
     "kept-weights": "where weights are masked after a softmax and divided by their sum, the unmasked sum is not lost in rounding",
@@ -50,14 +50,17 @@ class Assumed:
     names: frozenset[AssumptionName] = frozenset(ASSUMPTIONS) - ON_REQUEST
     same: tuple[tuple[str, ...], ...] = ()
     """Symbolic dimensions of inputs that are equal, by patterns of their names."""
+    one_cache: bool = False
+    """The caches of a decoder become one, so that they have one length (`equal-pasts`)."""
 
     @classmethod
-    def of(cls, names: Iterable[str], same: Iterable[str] = ()) -> Assumed:
+    def of(cls, names: Iterable[str], same: Iterable[str] = (), *, one_cache: bool = False) -> Assumed:
         """The assumptions of these names, those of `default` if there are none; `none` is a name for no assumption.
 
         Args:
             names: Names of assumptions.
             same: Names of equal dimensions, each as `A=B=C`, in which `*` matches anything.
+            one_cache: The caches of a decoder become one.
 
         Raises:
             OptionError: There is no such assumption.
@@ -72,6 +75,7 @@ class Assumed:
         return cls(
             frozenset(name for name in ASSUMPTIONS if name in asked or name in usual),
             tuple(tuple(item.split("=")) for item in same),
+            one_cache,
         )
 
     @property

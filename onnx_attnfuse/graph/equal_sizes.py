@@ -12,9 +12,15 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+import onnx_ir as ir
+
 from onnx_attnfuse.graph import sizes
+from onnx_attnfuse.graph.constants import attribute, is_standard
 from onnx_attnfuse.graph.facts_view import Content
 from onnx_attnfuse.graph.sizes import Dim, Size
+
+_RANK = 4
+"""The axes of cached keys and values."""
 
 
 def solved(pairs: Iterable[tuple[Dim, Dim]], names: Sequence[str]) -> dict[str, Dim]:
@@ -81,6 +87,16 @@ def pasts(pairs: Iterable[tuple[Dim, Dim]]) -> Iterator[tuple[Dim, Dim]]:
     """The pairs of earlier and new positions that meet, one of them perhaps cut where the other ends, as a mask to its keys."""
     for left, right in pairs:
         yield from filter(have_new_positions, itertools.product(_cut_from(left), _cut_from(right)))
+
+
+def appended(graph: ir.Graph, dims: Mapping[ir.Value, Sequence[Dim]]) -> Iterator[tuple[Dim, Dim]]:
+    """The lengths of keys and values that a graph takes, and gives out with new ones, in pairs."""
+    totals: list[Dim] = []
+    for node in (value.producer() for value in graph.outputs):
+        if is_standard(node, "Concat") and node.inputs[0] in graph.inputs:
+            shape: Sequence[Dim] = dims.get(node.outputs[0], ())
+            totals += [shape[attribute(node, "axis", 0)]] if len(shape) == _RANK else []
+    yield from itertools.pairwise(totals)
 
 
 def _cut_from(dim: Dim) -> tuple[Dim, ...]:

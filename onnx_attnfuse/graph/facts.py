@@ -23,7 +23,7 @@ from onnx_attnfuse.graph import sizes
 from onnx_attnfuse.graph.assumptions import Assumed, AssumptionName
 from onnx_attnfuse.graph.calls import Calls
 from onnx_attnfuse.graph.constants import constant_array, has_unknown_attribute, subgraphs
-from onnx_attnfuse.graph.equal_sizes import have_new_positions, in_equal_sizes, pasts, said, solved, with_equal
+from onnx_attnfuse.graph.equal_sizes import appended, have_new_positions, in_equal_sizes, pasts, said, solved, with_equal
 from onnx_attnfuse.graph.facts_view import Content, Dims, Known, Unnoted
 from onnx_attnfuse.graph.ops import CONTRIB, is_standard, read_as
 from onnx_attnfuse.graph.rules import CONTENTS, infer_dtype, shape_rule
@@ -80,7 +80,8 @@ class Facts:
         self._fitted.update(found, *map(sizes.symbols, found.values()))
         if found:
             return found
-        found = solved(pasts(self._met), names) if self.assumed.equal_pasts else {}
+        met = [*self._met, *appended(graph, self._dims)] if self.assumed.one_cache else self._met
+        found = solved(pasts(met), names) if self.assumed.equal_pasts else {}
         self._one_past.update(found, *map(sizes.symbols, found.values()))
         return found
 

@@ -233,6 +233,28 @@ def test_a_mask_that_is_cut_to_its_keys_is_as_long_where_pasts_are_equal(assumed
     assert (past == later) == bool(assumed)
 
 
+_GROWN = """g (float[b,2,p,4] past, float[c,2,q,4] later, float[b,2,s,4] new, float[c,2,t,4] other)
+    => (float[e,f,g,h] x, float[i,j,k,l] y) { x = Concat<axis=2>(past, new) y = Concat<axis=2>(later, %s) }"""
+
+
+@pytest.mark.parametrize(
+    ("second", "one_cache", "names", "are_equal"),
+    [
+        ("new", True, ("equal-pasts",), True),
+        ("new", False, ("equal-pasts",), False),
+        ("new", True, (), False),
+        ("other", True, ("equal-pasts",), False),
+    ],
+)
+def test_pasts_that_grow_by_the_same_positions_are_equal_where_they_become_one_cache(
+    second: str, one_cache: bool, names: tuple[str, ...], are_equal: bool
+) -> None:
+    graph = ir.serde.deserialize_model(_model(_GROWN % second)).graph
+    facts = Facts(graph, assumed=Assumed.of(["named-sizes", *names], one_cache=one_cache))
+    past, later = ((facts.dims(value) or ())[2] for value in graph.inputs[:2])
+    assert (past == later) == are_equal
+
+
 def test_a_product_of_what_was_repeated_says_nothing() -> None:
     text = "g (float[a,b] x, float[a,c] y, float[d,a] w) => (float[e,f] z) { s = Add(x, y) z = MatMul(s, w) }"
     assert _equal(text) == {}

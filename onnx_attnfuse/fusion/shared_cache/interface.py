@@ -20,6 +20,7 @@ from onnx_attnfuse.graph.dtypes import FLOATS
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.facts_view import Dim
 from onnx_attnfuse.graph.ops import ASKS_SHAPE, CASTS, RESHAPES
+from onnx_attnfuse.graph.sweep import sweep
 from onnx_attnfuse.reasons import Refused
 from onnx_attnfuse.serving.decoder import ServedDecoder, template
 from onnx_attnfuse.targets.layout import shared_heads
@@ -190,6 +191,19 @@ def encoded(specs: Sequence[AttentionSpec], facts: Facts) -> list[tuple[ir.Value
         if given and all(list(facts.dims(item.value) or ()) == wanted for item in (key, value)):
             found.append((key.value, value.value))
     return found
+
+
+def drop_idle(graph: ir.Graph) -> None:
+    """Drops each input that only becomes an output, and that output: a state that no step reads or changes."""
+    for value in [item for item in graph.inputs if item.const_value is None and item.uses()]:
+        readers = [node for node, _ in value.uses()]
+        copies = [node.outputs[0] for node in readers if is_standard(node, "Identity")]
+        if len(copies) < len(readers) or any(copy.uses() or not copy.is_graph_output() for copy in copies):
+            continue
+        kept = [output for output in graph.outputs if output not in copies and output is not value]
+        graph.outputs[:] = kept
+        sweep(copies)
+        graph.inputs.remove(value)
 
 
 def added_mask(graph: ir.Graph, builder: Builder, site: CachedSite) -> ir.Value:

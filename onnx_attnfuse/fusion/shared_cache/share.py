@@ -27,7 +27,7 @@ from onnx_attnfuse.fusion.plan import PlanContext, params_of
 from onnx_attnfuse.fusion.report_site import kernel_of_forecast, unfused
 from onnx_attnfuse.fusion.shared_cache.compaction import Compaction, buffer_order, new_order
 from onnx_attnfuse.fusion.shared_cache.decoder import Merged, SharedCache, left, note_on, renamed, why_no_cache
-from onnx_attnfuse.fusion.shared_cache.interface import added_mask, encoded, finish_interface, read_interface, served
+from onnx_attnfuse.fusion.shared_cache.interface import added_mask, drop_idle, encoded, finish_interface, read_interface, served
 from onnx_attnfuse.fusion.shared_cache.lengths import (
     Lengths,
     Padding,
@@ -217,6 +217,7 @@ class Sharing:
         """
         graph = self.graph
         before = graph.model.clone()
+        drop_idle(graph.model.graph)
         interface = read_interface(graph.model.graph, graph.scope.facts, sites)
         own = [site for site in sites if site.leader is None]
         pasts, presents = ([value.name or "" for site in own for value in getattr(site, part)] for part in ("past", "present"))
