@@ -21,6 +21,7 @@ import onnx_attnfuse
 from benchmarks import exports
 from benchmarks.harness import Benchmark, Race, Setting
 from benchmarks.sessions import Bound
+from models.adapters import Flat, hidden
 
 _LAYERS = 2
 _NEAR = {
@@ -51,17 +52,6 @@ def attention(near: str, reach: int) -> ir.Model:
     return ir.from_proto(made)
 
 
-class _First(torch.nn.Module):
-    """The first result of a model whose inputs have a position."""
-
-    def __init__(self, inner: Any) -> None:
-        super().__init__()
-        self.inner = inner
-
-    def forward(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        return self.inner(input_ids=ids, attention_mask=mask)[0]
-
-
 def encoder(folder: pathlib.Path) -> ir.Model:
     """A ModernBERT: six layers of 384, four of which see 64 keys on both sides."""
     import transformers
@@ -74,7 +64,7 @@ def encoder(folder: pathlib.Path) -> ir.Model:
     names, values = ("input_ids", "attention_mask"), (torch.randint(3, 900, (2, 200)), torch.ones(2, 200, dtype=torch.int64))
     dims = {0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC}
     path = folder / "modernbert-windows.onnx"
-    return ir.load(exports.export(_First(inner), values, path, input_names=names, dynamic_shapes=((dims, dims),)))
+    return ir.load(exports.export(Flat(inner, names, hidden), values, path, input_names=names, dynamic_shapes=((dims, dims),)))
 
 
 def windows(setting: Setting) -> Iterator[Race]:
