@@ -50,7 +50,7 @@ test-olive: .venv/olive  ## The example for Olive.
 	$(BIN)/pytest tests/olive/pass_of_olive.py
 
 test-models: .venv/dev .venv/models  ## Models of transformers: their exporter, and training on PyTorch with the gradients of every parameter.
-	$(BIN)/pytest tests/bench/whole_models_of_transformers.py tests/docs/example_of_transformers.py tests/fusion/shared_cache/paged_of_transformers.py tests/mixers/mixers_of_transformers.py tests/training/pytorch/models_of_transformers.py
+	$(BIN)/pytest tests/bench/whole_models_of_transformers.py tests/docs/example_of_transformers.py tests/fusion/shared_cache/paged_of_transformers.py tests/fusion/shared_cache/served_of_transformers.py tests/mixers/mixers_of_transformers.py tests/training/pytorch/models_of_transformers.py
 
 test-genai: .venv/genai  ## Decoders with a shared cache in onnxruntime-genai, token by token beside transformers; some minutes.
 	$(BIN)/python -m benchmarks.genai_tokens --to benchmarks/results/genai_cpu.md
