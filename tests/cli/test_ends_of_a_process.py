@@ -66,7 +66,7 @@ def test_a_path_that_is_no_utf8_is_told_with_its_bytes_escaped(name: bytes, seve
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path), "PYTHONIOENCODING": "utf-8"}
     done = subprocess.run(command, capture_output=True, check=False, env=environment)
     assert done.returncode == Exit.DONE, done.stderr
-    page = (report / "index.html" if several else report).read_text(encoding="utf-8")
+    page = (report / "index.html" if several else report).read_text(encoding="utf-8").replace("<wbr>", "")
     assert ("m?.onnx" if name == _NAME else "mé.onnx") in page
     if several:
         assert ("m%E9.html" if name == _NAME else "m%C3%A9.html") in page
