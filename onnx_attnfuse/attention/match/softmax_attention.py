@@ -120,6 +120,8 @@ def _both_paths(softmax: Softmax, axes: Axes, key_axis: Axis, facts: Facts, read
         if refused.reason.code == "extra-column" and (reason := _why_no_scores(scores, key_axis, facts, readers)) is not None:
             raise Refused(reason.code, reason.message, reason.node) from None
         raise
+    if not key_axis:
+        raise Refused("single-key", "the softmax has one column", softmax.node.name)
     return read_scores(scores, key_axis, facts, readers), weights
 
 
@@ -148,8 +150,6 @@ def _softmax_axes(softmax: Softmax, facts: Facts) -> tuple[Axes, Axis]:
     if dims is None:
         raise Refused("unknown-rank", f"the rank of the softmax input '{softmax.scores.name}' is unknown", softmax.node.name)
     axes = new_axes(dims)
-    if not axes[softmax.axis]:
-        raise Refused("single-key", "the softmax has one column", softmax.node.name)
     return axes, axes[softmax.axis]
 
 

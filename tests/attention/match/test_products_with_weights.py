@@ -123,3 +123,21 @@ def test_weights_may_be_keys_or_queries(text: str, count: int, status: str, code
     (site,) = onnx_attnfuse.optimize(_model(text, count)).report.sites
     assert site.status == status
     assert codes == [] or [reason.code for reason in site.reasons] == codes
+
+
+@pytest.mark.parametrize(
+    ("after", "columns", "status", "code"),
+    [
+        pytest.param("out = MatMul(weights, v)", 4, "skipped", "single-key", id="one key"),
+        pytest.param("out, places = TopK(weights, one)", 1, "not-attention", "not-attention", id="one expert of those chosen"),
+    ],
+)
+def test_a_softmax_of_one_column_is_an_attention_if_it_weighs_values(after: str, columns: int, status: str, code: str) -> None:
+    text = f"""{HEADER}
+    g (float[b, 2, s, 4] q, float[b, 2, 4, 1] k, float[b, 2, 1, 4] v) => (float[b, 2, s, {columns}] out) <int64[1] one = {{1}}> {{
+        scores = MatMul(q, k)
+        weights = Softmax<axis = -1>(scores)
+        {after}
+    }}"""
+    (site,) = onnx_attnfuse.optimize(parsed(text)).report.sites
+    assert (site.status, [reason.code for reason in site.reasons]) == (status, [code])
