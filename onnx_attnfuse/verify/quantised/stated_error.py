@@ -176,6 +176,6 @@ def check_dequantised(source: ir.Model, result: ir.Model) -> Verdict:
     """
     added = added_roundings(source, result)
     if added:
-        return Verdict(False, 0.0, 0, f"{added} roundings of the second model are not in the first")
+        return Verdict(False, 0.0, 0, f"the second model has roundings that are not in the first: {added}")
     verdict = check_models(without_roundings(source), without_roundings(result))
     return dataclasses.replace(verdict, detail=f"{verdict.detail}, both without roundings")
