@@ -195,7 +195,9 @@ def _appended(node: ir.Node) -> ir.Value | None:
     return past if past.dtype is not None and past.dtype.is_floating_point() else None
 
 
-def note_on(decoder: ServedDecoder, *, adds_mask: bool, rearranged: bool, has_chunks: bool, window_cache: bool) -> str:
+def note_on(
+    decoder: ServedDecoder, *, adds_mask: bool, rearranged: bool, has_chunks: bool, window_cache: bool, idle: Sequence[str]
+) -> str:
     """A line on the cache of a model.
 
     Args:
@@ -204,6 +206,7 @@ def note_on(decoder: ServedDecoder, *, adds_mask: bool, rearranged: bool, has_ch
         rearranged: Padding may lie anywhere.
         has_chunks: There may be several entries with several new tokens each.
         window_cache: Buffers that keep no more than a window are asked for.
+        idle: Inputs that are gone, as they only became outputs.
     """
     if decoder.pages is not None:
         return (
@@ -220,6 +223,7 @@ def note_on(decoder: ServedDecoder, *, adds_mask: bool, rearranged: bool, has_ch
         lines.append(f"'{decoder.attention_mask}' gives their number, and padding may be anywhere")
     if has_chunks and not decoder.takes_chunks:
         lines.append("a batch of several entries takes one new token of each at a time")
+    lines += [f"'{name}', which only became an output, is gone" for name in idle]
     windows = [window for window in decoder.cache_windows if window is not None]
     if windows:
         lengths = " or ".join(map(window_length, sorted(set(windows))))

@@ -193,8 +193,9 @@ def encoded(specs: Sequence[AttentionSpec], facts: Facts) -> list[tuple[ir.Value
     return found
 
 
-def drop_idle(graph: ir.Graph) -> None:
-    """Drops each input that only becomes an output, and that output: a state that no step reads or changes."""
+def drop_idle(graph: ir.Graph) -> list[str]:
+    """Drops each input that only becomes an output, and that output: a state that no step reads or changes; their names."""
+    names: list[str] = []
     for value in [item for item in graph.inputs if item.const_value is None and item.uses()]:
         readers = [node for node, _ in value.uses()]
         copies = [node.outputs[0] for node in readers if is_standard(node, "Identity")]
@@ -204,6 +205,8 @@ def drop_idle(graph: ir.Graph) -> None:
         graph.outputs[:] = kept
         sweep(copies)
         graph.inputs.remove(value)
+        names.append(value.name or "")
+    return names
 
 
 def added_mask(graph: ir.Graph, builder: Builder, site: CachedSite) -> ir.Value:

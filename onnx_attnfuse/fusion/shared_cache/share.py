@@ -217,7 +217,7 @@ class Sharing:
         """
         graph = self.graph
         before = graph.model.clone()
-        drop_idle(graph.model.graph)
+        idle = drop_idle(graph.model.graph)
         interface = read_interface(graph.model.graph, graph.scope.facts, sites)
         own = [site for site in sites if site.leader is None]
         pasts, presents = ([value.name or "" for site in own for value in getattr(site, part)] for part in ("past", "present"))
@@ -268,6 +268,7 @@ class Sharing:
                 rearranged=self._may_rearrange(sites),
                 has_chunks=self._has_chunks(sites),
                 window_cache=self.window_cache,
+                idle=idle,
             )
             tables = counted(self.context.builder).name if any(item.has_tables for item in attended) else None
             return SharedCache(decoder, reports, note=note, source=before, loop=loop, check=check, tables=tables)

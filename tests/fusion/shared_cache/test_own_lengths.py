@@ -65,6 +65,7 @@ def test_an_input_that_only_becomes_an_output_goes_with_it(is_read: bool) -> Non
     result = shared(model)
     assert result.report.decoder is not None
     assert (given in result.report.decoder.others) == is_read
+    assert any(f"'{given}', which only became an output, is gone" in note for note in result.report.notes) != is_read
     assert [any(item.name == name for item in values) for name, values in (
         (given, result.model.graph.input), (out, result.model.graph.output),
     )] == [is_read, is_read]  # fmt: skip
