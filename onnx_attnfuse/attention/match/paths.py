@@ -241,7 +241,7 @@ def _through(
         return path and dataclasses.replace(path, nodes=(node, *path.nodes))
     reader = readers.weight(node)
     step = reader(node, indexed.value, facts) if reader is not None else None
-    if step is None and index == 0 and is_standard(node, "Slice"):
+    if step is None and index == 0 and is_standard(node, "Slice") and is_multiplied(node, facts):
         raise Refused("extra-column", "columns of the softmax are dropped after it, as with a sink or blocks of keys", node.name)
     if step is None and (reason := why_no_pair(node, facts)) is not None:
         raise Refused(reason.code, reason.message, reason.node)

@@ -42,7 +42,7 @@ from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.sizes import Dim
 from onnx_attnfuse.graph.thresholds import LOWEST_FLOAT32, NEARLY_LOWEST
 from onnx_attnfuse.graph.uses import viewers
-from onnx_attnfuse.reasons import Reason, Refused
+from onnx_attnfuse.reasons import Refused
 
 _REMEDY = "--keep-outputs computes it a second time"
 
@@ -112,26 +112,12 @@ def read_site(softmax: Softmax, facts: Facts, readers: Readers, keep_outputs: bo
 
 
 def _both_paths(softmax: Softmax, axes: Axes, key_axis: Axis, facts: Facts, readers: Readers) -> tuple[ScorePath, WeightPath]:
-    """The ways up and down; where columns are dropped on the way down, scores without keys are no attention."""
+    """The ways up and down."""
     scores = IndexedValue(softmax.scores, axes)
-    try:
-        weights = read_weights(IndexedValue(softmax.weights, axes), key_axis, facts, readers)
-    except Refused as refused:
-        if refused.reason.code == "extra-column" and (reason := _why_no_scores(scores, key_axis, facts, readers)) is not None:
-            raise Refused(reason.code, reason.message, reason.node) from None
-        raise
+    weights = read_weights(IndexedValue(softmax.weights, axes), key_axis, facts, readers)
     if not key_axis:
         raise Refused("single-key", "the softmax has one column", softmax.node.name)
     return read_scores(scores, key_axis, facts, readers), weights
-
-
-def _why_no_scores(scores: IndexedValue, key_axis: Axis, facts: Facts, readers: Readers) -> Reason | None:
-    """The reason why scores are not those of an attention; None if they may be."""
-    try:
-        read_scores(scores, key_axis, facts, readers)
-    except Refused as refused:
-        return refused.reason if refused.reason.code == "not-attention" else None
-    return None
 
 
 def _own_nodes(softmax: Softmax, scores: ScorePath, weights: WeightPath, *, keep_outputs: bool) -> tuple[ir.Node, ...]:

@@ -141,3 +141,23 @@ def test_a_softmax_of_one_column_is_an_attention_if_it_weighs_values(after: str,
     }}"""
     (site,) = onnx_attnfuse.optimize(parsed(text)).report.sites
     assert (site.status, [reason.code for reason in site.reasons]) == (status, [code])
+
+
+@pytest.mark.parametrize(
+    ("after", "status", "code"),
+    [
+        pytest.param("out = MatMul(kept, v)", "skipped", "extra-column", id="weights"),
+        pytest.param("out = Identity(kept)", "not-attention", "not-attention", id="shares of experts"),
+    ],
+)
+def test_dropped_columns_are_those_of_an_attention_if_the_others_weigh_values(after: str, status: str, code: str) -> None:
+    text = f"""{HEADER}
+    g (float[b, 2, s, 4] q, float[b, 2, 4, 5] k, float[b, 2, 4, 4] v) => (float[b, 2, s, 4] out)
+    <int64[1] zero = {{0}}, int64[1] four = {{4}}, int64[1] last = {{3}}> {{
+        scores = MatMul(q, k)
+        weights = Softmax<axis = -1>(scores)
+        kept = Slice(weights, zero, four, last)
+        {after}
+    }}"""
+    (site,) = onnx_attnfuse.optimize(parsed(text)).report.sites
+    assert (site.status, [reason.code for reason in site.reasons]) == (status, [code])
