@@ -5,13 +5,8 @@ Where attnfuse itself fails, there is a file as well, for a user to attach to a 
 
 from __future__ import annotations
 
-import datetime as dt
 import pathlib
-import platform
-import shlex
 import sys
-import tempfile
-import traceback
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
@@ -19,7 +14,6 @@ import click
 
 from onnx_attnfuse_cli.suggestions import reported
 from onnx_attnfuse_cli.terminal import Exit, echo
-from onnx_attnfuse_cli.versions import version_of
 
 if TYPE_CHECKING:
     from onnx_attnfuse.containment import Failure
@@ -48,6 +42,8 @@ def write_report(error: Exception, args: Sequence[str]) -> pathlib.Path:
     Returns:
         The file: in the working directory, or in the temporary one where that cannot be written.
     """
+    import traceback
+
     return write_traces(["".join(traceback.format_exception(error))], args)
 
 
@@ -61,6 +57,13 @@ def write_traces(traces: Sequence[str], args: Sequence[str]) -> pathlib.Path:
     Returns:
         The file.
     """
+    import datetime as dt
+    import platform
+    import shlex
+    import tempfile
+
+    from onnx_attnfuse_cli.versions import version_of
+
     text = "\n".join(
         [
             f"command: attnfuse {shlex.join(args)}",
@@ -108,8 +111,6 @@ def ended_by(error: Exception, args: Sequence[str], model: str = "") -> Exit:
     if isinstance(error, OSError) and _is_of_user(error):
         problem = f"{error.filename} cannot be used: {error.strerror}; check the path, and who may read and write there"
         return refused(problem, model)
-    from onnx_attnfuse_cli.endings import write_report
-
     path = write_report(error, args)
     problem = f"{type(error).__name__} inside attnfuse, a defect; {path} has the details, please report it"
     echo(f"Error: {_about(model)}{problem}", err=True)
@@ -137,8 +138,6 @@ def failed(failures: Iterable[Failure], args: Sequence[str], model: str = "") ->
     found = list(failures)
     ours = [failure for failure in found if failure.kind == "defect"]
     if ours:
-        from onnx_attnfuse_cli.endings import write_traces
-
         path = write_traces([failure.trace for failure in ours], args)
         problem = f"{_subjects(ours)} failed, a defect; the rest is done, {path} has the details, please report it"
         echo(f"Error: {_about(model)}{problem}", err=True)
