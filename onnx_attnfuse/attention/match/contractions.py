@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
+from collections.abc import Iterable, Iterator
 
 import onnx_ir as ir
 
@@ -11,6 +13,7 @@ from onnx_attnfuse.graph.constants import attribute, is_constant, is_standard
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.ops import CASTS, ELEMENTWISE, REARRANGES, REPEATS, SLICES, is_contrib
 from onnx_attnfuse.graph.rules.reading import einsum_terms
+from onnx_attnfuse.graph.uses import reached, sources
 
 Labels = tuple[str, ...]
 _MOVES = frozenset(["Pad", "Where"]) | REARRANGES | REPEATS | SLICES | CASTS
@@ -105,25 +108,23 @@ def is_of_weights(value: ir.Value | None, facts: Facts) -> bool:
 
 def _is_of_product(value: ir.Value | None, facts: Facts) -> bool:
     """Whether a value is a product of two computed ones, seen through views and elementwise operators."""
-    pending = [value]
-    for item in pending:
-        node = None if item is None else item.producer()
-        product = None if node is None else read_contraction(node, facts)
-        if product is not None and not any(map(is_constant, product.operands)):
-            return True
-        if product is None and is_standard(node, *REARRANGES, *CASTS, *ELEMENTWISE) and len(pending) < _MOST_STEPS:
-            pending += [above for above in node.inputs if above is not None and above not in pending]
-    return False
+    follows = REARRANGES | CASTS | ELEMENTWISE
+    above = sources([] if value is None else [value], lambda _, node: is_standard(node, *follows))
+    makers = (item.producer() for item in itertools.islice(above, _MOST_STEPS))
+    return any(node is not None and _multiplies(node, facts) for node in makers)
 
 
 def is_multiplied(node: ir.Node, facts: Facts) -> bool:
     """Whether a product with computed values reads weights that a node, and others after it, move, cut, pad or mask."""
-    pending = [*node.outputs] if is_standard(node, *_MOVES) else []
-    for item in pending:
-        for user, _ in item.uses():
-            product = read_contraction(user, facts)
-            if product is not None and not any(map(is_constant, product.operands)):
-                return True
-            if product is None and is_standard(user, *_MOVES) and len(pending) < _MOST_STEPS:
-                pending += [output for output in user.outputs if output not in pending]
-    return False
+
+    def moved(nodes: Iterable[ir.Node]) -> Iterator[ir.Value]:
+        return (output for node in nodes if is_standard(node, *_MOVES) for output in node.outputs)
+
+    below = reached(moved([node]), lambda value: moved(user for user, _ in value.uses()))
+    return any(_multiplies(user, facts) for value in itertools.islice(below, _MOST_STEPS) for user, _ in value.uses())
+
+
+def _multiplies(node: ir.Node, facts: Facts) -> bool:
+    """Whether a node is a product of two computed values."""
+    product = read_contraction(node, facts)
+    return product is not None and not any(map(is_constant, product.operands))

@@ -19,8 +19,9 @@ from onnx_attnfuse.attention.match.normal_form import is_product
 from onnx_attnfuse.attention.match.softmax import Softmax
 from onnx_attnfuse.fusion.enabling.rule import EnablingChange
 from onnx_attnfuse.graph.build import Builder
-from onnx_attnfuse.graph.constants import attributes, both_ways, given, is_standard
+from onnx_attnfuse.graph.constants import attributes, is_standard
 from onnx_attnfuse.graph.facts import Facts
+from onnx_attnfuse.graph.scaling import read_scaling
 from onnx_attnfuse.graph.uses import viewers
 
 _MOST_STEPS = 8
@@ -75,16 +76,14 @@ def _terms(scores: ir.Value, facts: Facts) -> Sequence[_Term]:
     found, pending, dims = list[_Term](), [(scores, 1.0)], facts.dims(scores)
     for value, factor in pending:
         node, is_like = value.producer(), facts.dims(value) == dims
-        numbers = [(one, facts.number(other), node) for one, other in [*both_ways(node, "Mul"), *_quotient(node)]]
-        scale = next((item for item in numbers if item[1]), None)
+        scaling = read_scaling(node, facts)
         if len(pending) > _MOST_STEPS:
             return []
         if is_like and is_product(value, facts):
             product = None if node is None else read_contraction(node, facts)
             found.append(_Term(value, factor, product))
-        elif is_like and scale is not None and scale[1] is not None:
-            number = scale[1] if is_standard(node, "Mul") else 1 / scale[1]
-            pending.append((scale[0], factor * number))
+        elif is_like and scaling is not None:
+            pending.append((scaling.tensor, scaling.of(factor)))
         elif is_like and is_standard(node, "Add"):
             pending += [(item, factor) for item in node.inputs if item is not None]
         else:
@@ -93,12 +92,6 @@ def _terms(scores: ir.Value, facts: Facts) -> Sequence[_Term]:
         if not _is_of_softmaxes(value):
             return []
     return found if all(math.isfinite(term.factor) for term in found) else []
-
-
-def _quotient(node: ir.Node | None) -> list[tuple[ir.Value, ir.Value]]:
-    """The operands of a division."""
-    one, other = (given(node, 0), given(node, 1)) if is_standard(node, "Div") else (None, None)
-    return [] if one is None or other is None else [(one, other)]
 
 
 def _is_of_softmaxes(value: ir.Value) -> bool:

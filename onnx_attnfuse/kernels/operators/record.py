@@ -93,7 +93,7 @@ class OpInfo:
 
 
 def recurrence_on_cpu() -> OpSupport:
-    """What the CPU has of operators of recurrences."""
+    """The record of the CPU for operators of recurrences."""
     import onnx_ir as ir
 
     from onnx_attnfuse.kernels.execution_provider import OpSupport
