@@ -115,6 +115,11 @@ class Slot:
     array: Array | None = None
     """The array of a constant, which fills this input in every case; None for other inputs."""
 
+    @property
+    def is_count(self) -> bool:
+        """Whether the input is an integer without axes, as the length of a sequence is that a function is given."""
+        return not self.rank and self.array is None and self.dtype.is_integer()
+
 
 def case_groups(slots: Sequence[Slot]) -> list[list[InputCase]]:
     """The cases for a first, second and third choice of sizes, without those that would repeat one."""
@@ -146,14 +151,18 @@ def _is_masklike(slot: Slot) -> bool:
     return slot.role in {"given", "factor"} or (slot.role == "activation" and not slot.dtype.is_floating_point())
 
 
-def feeds(slots: Sequence[Slot], shapes: Sequence[Sequence[int]], case: InputCase, seed: int = 0) -> dict[str, Array]:
-    """An array for every slot; another seed draws other ones."""
+def feeds(
+    slots: Sequence[Slot], shapes: Sequence[Sequence[int]], case: InputCase, seed: int = 0, count: int | None = None
+) -> dict[str, Array]:
+    """An array for every slot; another seed draws other ones, and integers without axes are `count` if it is given."""
     rng = np.random.default_rng((len(slots), seed) if seed else len(slots))
     places = {True: itertools.count(), False: itertools.count()}
     found: dict[str, Array] = {}
     for slot, shape in zip(slots, shapes, strict=True):
         own = _for_one(case, slot, next(places[slot.addend])) if slot.addend or slot.role in {"given", "operand"} else case
         found[slot.name] = np.asarray(_filled(slot, tuple(shape), own, rng))
+        if count is not None and slot.is_count:
+            found[slot.name] = np.asarray(count, slot.dtype.numpy())
     return found
 
 

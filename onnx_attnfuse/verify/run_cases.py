@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import itertools
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import numpy as np
@@ -289,19 +290,25 @@ class Trial:
         return None
 
     def _differing(self, choice: CaseChoice, case: InputCase) -> Verdict | None:
-        """Runs one case; the verdict if the results differ."""
-        inputs = feeds(self._sides.model.slots, choice.shapes, case)
+        """Runs one case; the verdict if the results differ.
+
+        An integer without axes may be a length: where the original refuses a number, it gets each length of the other inputs.
+        """
+        slots = self._sides.model.slots
         self._sides.apart = choice.apart
-        try:
-            old, new = self._sides.run(inputs)
-        except RuntimeRefusal as refusal:
-            self._refusal = str(refusal)
+        for count in (None, *(dict.fromkeys(itertools.chain(*choice.shapes)) if any(slot.is_count for slot in slots) else ())):
+            inputs = feeds(slots, choice.shapes, case, count=count)
+            try:
+                old, new = self._sides.run(inputs)
+                break
+            except RuntimeRefusal as refusal:
+                self._refusal = str(refusal)
+            except _NotGiven:
+                self._refusal = "none meets the assumptions"
+            except _NewFailed as failed:
+                return self._failed(f"the new nodes do not run: {failed}", choice, case, inputs, failed.old)
+        else:
             return None
-        except _NotGiven:
-            self._refusal = "none meets the assumptions"
-            return None
-        except _NewFailed as failed:
-            return self._failed(f"the new nodes do not run: {failed}", choice, case, inputs, failed.old)
         self._work += choice.largest
         results = [compare(left, right, self._tolerance) for left, right in zip(old, new, strict=True)]
         different = next((result for result in results if not result.equal), None)

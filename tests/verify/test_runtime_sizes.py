@@ -37,3 +37,18 @@ def test_a_length_of_an_input_is_not_that_of_what_is_padded() -> None:
     """A wrong note: the padded rows are called n, so that lengths would have to be multiples."""
     (site,) = onnx_attnfuse.optimize(_padded("n", 11), ep="cpu").report.sites
     assert (site.status, [reason.code for reason in site.reasons]) == ("skipped", ["unverified"])
+
+
+def test_a_length_that_is_given_as_a_number_is_one_of_the_lengths() -> None:
+    """Functions are given lengths so; with other numbers it refuses nearly every case, rows without a key among them."""
+    (site,) = onnx_attnfuse.optimize(
+        onnx.parser.parse_model("""<ir_version: 10, opset_import: ["" : 18]>
+            g (float[b,2,s,4] q, float[b,2,s,4] k, float[b,2,s,4] v, float[b,1,1,s] bias, int64 length) => (float[b,2,s,4] o)
+              <int64[1] first = {0}, int64[2] ones = {1, 1}, float half = {0.5}> {
+              n = Unsqueeze(length, first) shape = Concat<axis=0>(ones, n, n) mask = Expand(bias, shape)
+              turned = Transpose<perm=[0,1,3,2]>(k) product = MatMul(q, turned) scaled = Mul(product, half)
+              scores = Add(scaled, mask) weights = Softmax<axis=-1>(scores) o = MatMul(weights, v) }"""),
+        ep="cpu",
+    ).report.sites
+    assert site.verified is not None
+    assert site.verified.cases > 10
