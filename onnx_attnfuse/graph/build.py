@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 
 from onnx_attnfuse.graph.constants import Array
@@ -103,7 +104,12 @@ class Builder:
             dtype: Element type of the outputs; by default likewise.
             hint: Name of the node, made unique; with it the node is always a new one.
             outputs: How many outputs it has.
+
+        Raises:
+            Refused: The opset lacks the operator.
         """
+        if not domain and not onnx.defs.has(op, self.opset, ""):
+            raise Refused("old-opset", f"{op} is not in opset {self.opset}")
         attributes = attributes or {}
         parameters = (_parameter(name, value) for name, value in sorted(attributes.items()))
         key: tuple[Any, ...] = (op, domain, *inputs, *parameters)

@@ -10,6 +10,7 @@ from onnx_attnfuse.graph import sizes
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.sizes import Dim
+from onnx_attnfuse.reasons import Refused
 from tests.support.bundled import run
 from tests.support.small_models import parsed
 
@@ -62,3 +63,17 @@ def test_a_shape_that_differs_in_one_unknown_length_is_the_same(entries: Dim, is
     value = model.graph.inputs[0]
     _, *others = facts.dims(value) or ()
     assert (builder.reshape(value, [entries, *others]) is value) == is_kept
+
+
+@pytest.mark.parametrize("opset", [11, 12])
+def test_an_operator_that_the_opset_lacks_is_refused(opset: int) -> None:
+    model = ir.from_proto(parsed(TEXT.replace("SHAPE", "b, s")))
+    builder = Builder(model.graph, Facts(model.graph), opset, set())
+    builder.at(model.graph[0])
+    x = model.graph.inputs[0]
+    if opset == 12:
+        assert builder.node("Einsum", [x, x], {"equation": "bs,bs->b"}).producer() is model.graph[0]
+        return
+    with pytest.raises(Refused, match="Einsum is not in opset 11"):
+        builder.node("Einsum", [x, x], {"equation": "bs,bs->b"})
+    assert len(model.graph) == 1
