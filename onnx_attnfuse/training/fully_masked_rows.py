@@ -33,7 +33,7 @@ from onnx_attnfuse.attention.masks.fully_masked import masked_keys, sees_a_key
 from onnx_attnfuse.attention.masks.index_reader import Reader
 from onnx_attnfuse.attention.masks.intervals import Bounds, outcomes
 from onnx_attnfuse.attention.match.score_form import replaces
-from onnx_attnfuse.attention.spec import AttentionSpec
+from onnx_attnfuse.attention.spec import Added, AttentionSpec, Mask, step_gains
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.dtypes import largest
 from onnx_attnfuse.graph.thresholds import ABSORBS_HALF, MASKS, ROUNDS, ROUNDS_ALL, ROUNDS_ALL_DOUBLE, ROUNDS_DOUBLE
@@ -106,10 +106,23 @@ def swallows_from(dtype: ir.DataType | None) -> float:
     return {ir.DataType.FLOAT16: ABSORBS_HALF, ir.DataType.DOUBLE: ROUNDS_ALL_DOUBLE}.get(dtype or ir.DataType.FLOAT, ROUNDS_ALL)
 
 
-def levelled(builder: Builder, bias: IndexedValue, kind: Treatment) -> Levelled:
+def smallest_gain(mask: Mask) -> float:
+    """The smallest constant factor of a summand: the sum is rounded before the factor, which makes the summand look smaller."""
+    return min(
+        (abs(gain.number) for step, gain in zip(mask, step_gains(mask), strict=True) if isinstance(step, Added)), default=1.0
+    )
+
+
+def levelled(builder: Builder, bias: IndexedValue, kind: Treatment, gain: float) -> Levelled:
     """The form of a bias, laid out (b or 1, n or 1, s or 1, t), that loses nothing of rows without a key.
 
     Where scores are replaced, or rows are set to 0, rows of -inf become rows of 0: the source's results are put in afterwards.
+
+    Args:
+        builder: Adds the nodes.
+        bias: The summand, times the factors of later steps.
+        kind: What rows without a key need.
+        gain: The `smallest_gain` of its mask.
     """
     single, truth = ir.DataType.FLOAT, ir.DataType.BOOL
     own = builder.facts.dtype(bias.value) or single
@@ -121,7 +134,7 @@ def levelled(builder: Builder, bias: IndexedValue, kind: Treatment) -> Levelled:
     zero = builder.scalar(0.0, own)
     low = builder.elementwise("And", [low, finite], truth)
     shifted = builder.elementwise("Sub", [bias.value, builder.elementwise("Where", [low, top, zero], own)], own)
-    limit = swallows_from(own)
+    limit = swallows_from(own) * gain
     swallowed = builder.elementwise("LessOrEqual", [top, builder.scalar(limit, own)], truth)
     fully_masked = builder.elementwise("And", [swallowed, finite], truth)
     highest = builder.elementwise("Equal", [shifted, zero], truth)

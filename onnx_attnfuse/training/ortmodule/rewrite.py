@@ -21,7 +21,7 @@ from onnx_attnfuse.graph.edit import answer_needless, check_shapes
 from onnx_attnfuse.graph.sweep import sweep
 from onnx_attnfuse.targets.bias import BiasEmitter
 from onnx_attnfuse.targets.layout import cheapest
-from onnx_attnfuse.training.fully_masked_rows import Levelled, Treatment, levelled
+from onnx_attnfuse.training.fully_masked_rows import Levelled, Treatment, levelled, smallest_gain
 from onnx_attnfuse.training.ortmodule.kernels import AtenKernel, BackwardCall, KernelGradients, KernelOperands, Layout
 from onnx_attnfuse.training.ortmodule.row_corrections import (
     AddedMaskCorrection,
@@ -135,7 +135,7 @@ class _Building:
             compact = IndexedValue(arrange(self.builder, compact, full), full)
         if self.handed.rows == "none":
             return IndexedValue(self.builder.cast(compact.value, self.dtype), compact.axes)
-        rows = levelled(self.builder, compact, self.handed.rows)
+        rows = levelled(self.builder, compact, self.handed.rows, smallest_gain(self.spec.mask))
         return dataclasses.replace(rows, bias=IndexedValue(self.builder.cast(rows.bias.value, self.dtype), rows.bias.axes))
 
     def _operands(self, rows: Levelled | IndexedValue | None) -> _Given:

@@ -14,6 +14,7 @@ from onnx_attnfuse.attention.spec import Added, AttentionSpec, Floored, Mask, Re
 from onnx_attnfuse.certify.terms import TRUE
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.reasons import Refused
+from onnx_attnfuse.training.fully_masked_rows import smallest_gain
 from onnx_attnfuse.training.pytorch import flex, layout, rows, runtime_calls
 from onnx_attnfuse.training.pytorch.emitter import DTYPES
 from onnx_attnfuse.training.pytorch.plan import CallPlan
@@ -111,7 +112,7 @@ class Rewriter:
             sink, causal = self._laid(spec.sink, spec), plan.form == "causal"
             return emit(runtime_calls.attend_with_sink, query, key, value, mask, sink, scale, causal, share, kernels)
         if plan.rows == "levelled":
-            return emit(rows.attend_levelled, query, key, value, mask, scale, share, kernels)
+            return emit(rows.attend_levelled, query, key, value, mask, scale, smallest_gain(spec.mask), share, kernels)
         if plan.rows in {"added", "infinite"}:
             (fill,) = site.meaning.fills
             return emit(rows.attend_added, query, key, value, mask, empty, scale, share, kernels, fill)

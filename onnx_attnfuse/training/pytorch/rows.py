@@ -112,7 +112,7 @@ def added_apart(
 
 
 def attend_levelled(
-    query: Tensor, key: Tensor, value: Tensor, bias: Tensor, scale: float, dropout: float, kernels: Kernels
+    query: Tensor, key: Tensor, value: Tensor, bias: Tensor, scale: float, gain: float, dropout: float, kernels: Kernels
 ) -> Tensor:
     """Attention where numbers of any kind are added: as rows without a key may see some keys more than others, they get a call.
 
@@ -122,6 +122,7 @@ def attend_levelled(
         value: (b, n, t, v)
         bias: (b or 1, n or 1, s or 1, t): the summand.
         scale: The factor of the scores.
+        gain: The smallest factor of a summand after it was added.
         dropout: The share of weights that is dropped.
         kernels: The kernels to choose from.
     """
@@ -129,14 +130,14 @@ def attend_levelled(
         return plain(query, key, value, bias, scale, dropout=dropout)
     if _is_known(bias):
         return attend(query, key, value, bias.to(query.dtype), scale, dropout=dropout, kernels=kernels)
-    return levelled_apart(query, key, value, bias, scale, dropout, kernels)
+    return levelled_apart(query, key, value, bias, scale, gain, dropout, kernels)
 
 
 def levelled_apart(
-    query: Tensor, key: Tensor, value: Tensor, bias: Tensor, scale: float, dropout: float, kernels: Kernels
+    query: Tensor, key: Tensor, value: Tensor, bias: Tensor, scale: float, gain: float, dropout: float, kernels: Kernels
 ) -> Tensor:
     """Attention under a bias whose rows without a key get a call of their own, whichever rows there are."""
-    level, empty, void = _levelled(bias)
+    level, empty, void = _levelled(bias, gain)
     level = level.to(query.dtype)
     main = attend(torch.where(empty, query - query.detach(), query), key, value, level, scale, dropout=dropout, kernels=kernels)
     fixed = torch.where(empty, query.detach(), 0.0)
@@ -150,14 +151,14 @@ def _is_known(tensor: Tensor) -> bool:
     return type(tensor) in {torch.Tensor, torch.nn.Parameter} and tensor.device.type == "cpu"
 
 
-def _levelled(bias: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _levelled(bias: Tensor, gain: float) -> tuple[Tensor, Tensor, Tensor]:
     """A bias that loses nothing of rows without a key, which rows these are, and which are -inf throughout."""
     lowest = torch.finfo(bias.dtype).min
     counts = bias.detach() >= lowest
     void = counts.any(-1, keepdim=True).logical_not()
     top = torch.where(counts, bias.detach(), lowest).amax(-1, keepdim=True)
     shifted = bias - torch.where((top <= MASKS) & ~void, top, 0.0)
-    empty = (top <= (ROUNDS_ALL_DOUBLE if bias.dtype == torch.float64 else ROUNDS_ALL)) & ~void
+    empty = (top <= gain * (ROUNDS_ALL_DOUBLE if bias.dtype == torch.float64 else ROUNDS_ALL)) & ~void
     level = torch.where(shifted.detach() == 0, 0.0, -math.inf)
     if bias.requires_grad:
         straight = torch.where(counts, bias, 0.0)

@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 
+from onnx_attnfuse.graph.thresholds import ROUNDS_ALL_DOUBLE
 from onnx_attnfuse.training.pytorch import rows
 
 Tensor = torch.Tensor
@@ -47,10 +48,21 @@ def test_numbers_that_are_added_leave_what_a_softmax_leaves(number, row, trained
     bias = _bias(number, row).requires_grad_(trained)
     expected = _outcome(_softmax, _operands(), bias)
     for call in (rows.levelled_apart, rows.attend_levelled):
-        found = _outcome(lambda *given, call=call: call(*given, SCALE, 0.0, ()), _operands(), bias)
+        found = _outcome(lambda *given, call=call: call(*given, SCALE, 1.0, 0.0, ()), _operands(), bias)
         if trained and number == -math.inf:  # NaN is what eager PyTorch gives to the bias, too; a kernel gives it a number
             found, expected = found[:-1], expected[: len(found) - 1]
         torch.testing.assert_close(found, expected, atol=1e-9, rtol=1e-9, equal_nan=True)
+
+
+def test_a_factor_after_the_sum_does_not_undo_its_rounding() -> None:
+    bias = _bias(ROUNDS_ALL_DOUBLE, 0)
+    expected = _outcome(lambda *given: _softmax(given[0], given[1], given[2], bias), _operands())
+    halved = _outcome(lambda q, k, v: ((q @ k.mT * SCALE + bias) / 2).softmax(-1) @ v, _operands())
+    found = _outcome(lambda *given: rows.levelled_apart(*given, bias / 2, SCALE / 2, 0.5, 0.0, ()), _operands())
+    torch.testing.assert_close(found, halved, atol=1e-9, rtol=1e-9)
+    torch.testing.assert_close(found[0][1, :, 2], expected[0][1, :, 2], atol=1e-9, rtol=1e-9)
+    as_unrounded = _outcome(lambda *given: rows.levelled_apart(*given, bias / 2, SCALE / 2, 1.0, 0.0, ()), _operands())
+    assert not torch.allclose(as_unrounded[0][1, :, 2], halved[0][1, :, 2], atol=1e-3)
 
 
 @pytest.mark.parametrize("heads", [4, 2])
