@@ -114,9 +114,7 @@ def _patterns(recipe: Recipe) -> tuple[str, ...]:
     vanishing = several and "-1e9" in fills  # what is left of larger scores is not kept
     beyond = "-1000" in fills  # scores are larger than what is taken to mask them
     lost = recipe.guard.startswith("renormalized")  # what a mask keeps of the weights of large scores is not kept
-    patterns = PATTERNS[:-1] if rounded or overflowing or vanishing or beyond or lost else PATTERNS
-    levelled = recipe.journey == "convert" and len(recipe.masks) > 1  # in float16 all numbers that mask are one
-    return tuple(pattern for pattern in patterns if pattern != "empty") if levelled else patterns
+    return PATTERNS[:-1] if rounded or overflowing or vanishing or beyond or lost else PATTERNS
 
 
 def is_small(recipe: Recipe) -> bool:

@@ -44,6 +44,8 @@ not run; one that it runs wrongly when it optimises, as it does the result."""
 
 _LEVEL = 2.5
 """How large scores are at most that `level-rows` is said of in float16; biases come on top."""
+_ORDINARY = 1e3
+"""How large scores are at most."""
 _LEVEL_SINGLE = 30.0
 """How large scores are at most of which -1e9 leaves nothing in float32."""
 
@@ -108,7 +110,11 @@ class Subject:
         """All inputs on which the original runs, with its results."""
         if self._cases is None:
             ran = ((*case, self._ran(*case[1:])) for case in feeds(self.recipe, self.written.inputs))
-            self._cases = [(*case, results) for *case, results in ran if results is not None and self._are_level(case[2])]
+            self._cases = [
+                (*case, results)
+                for *case, results in ran
+                if results is not None and self._are_level(case[2]) and self._keep_keys(case[2])
+            ]
         return self._cases
 
     def _are_level(self, inputs: Mapping[str, Array]) -> bool:
@@ -119,6 +125,18 @@ class Subject:
             most = _LEVEL if is_small(self.recipe) and isinstance(self.original, Reference) else math.inf
         found = Reference(self.written.flat).run(self.written.scores, inputs) if self.written.scores and most < math.inf else []
         return all(not scores.size or float(np.abs(scores).max()) <= most for scores in found)
+
+    def _keep_keys(self, inputs: Mapping[str, Array]) -> bool:
+        """Whether rows of a converted model keep a key: in float16 all finite numbers that mask are one, and operators differ."""
+        recipe = self.recipe
+        several = len(recipe.masks) > 1 or recipe.operator != "none" or any(mask.applied == "integers" for mask in recipe.masks)
+        if not recipe.journey.startswith("convert") or not several:
+            return True
+        nodes = self._flat.graph.node
+        names = [node.input[0] for node in nodes if node.op_type == "Softmax"]
+        names += [node.input[3] for node in nodes if node.op_type == "Attention" and len(node.input) > 3 and node.input[3]]
+        tops = [array.max(-1) for array in Reference(self._flat).run(names, inputs) if array.dtype.kind == "f" and array.size]
+        return not any(bool(((top < -_ORDINARY) & np.isfinite(top)).any()) for top in tops)
 
     def _ran(self, sizes: Sizes, inputs: Mapping[str, Array]) -> list[Array] | None:
         """What the original computes; nothing if it loses an axis on the way, as reshapes with -1 do where a length is 0."""
