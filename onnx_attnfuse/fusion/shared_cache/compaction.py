@@ -14,13 +14,13 @@ import numpy as np
 import onnx_ir as ir
 
 from onnx_attnfuse.fusion.packing.tokens import Marks, Tokens, spread
-from onnx_attnfuse.fusion.packing.tokenwise import read_embedding, read_step
+from onnx_attnfuse.fusion.packing.tokenwise import Step, read_step
 from onnx_attnfuse.graph.build import Builder, dims_of
 from onnx_attnfuse.graph.edit import connect
 from onnx_attnfuse.graph.ops import ASKS_SHAPE, is_contrib
 from onnx_attnfuse.graph.uses import live
 from onnx_attnfuse.kernels.operators import group_query_attention, rotary_embedding
-from onnx_attnfuse.reasons import Reason, Refused
+from onnx_attnfuse.reasons import Refused
 
 _INT, _TRUTH = ir.DataType.INT64, ir.DataType.BOOL
 _TOKENS: Marks = ("b", "s", "")
@@ -195,23 +195,12 @@ class Compaction:
 
     def _step(self, node: ir.Node, value: ir.Value, marks: Marks) -> tuple[dict[int, Marks], dict[ir.Value, Marks]] | None:
         """Inputs and outputs of a node that computes each token by itself; None if it does not, or is not known to."""
-        if is_contrib(node, rotary_embedding.INFO.name):
-            return self._rotation(node, marks)
-        step = read_embedding(node, marks, self._tokens) or read_step(node, value, marks, self._tokens)
-        if isinstance(step, Reason):
-            return None
-        return dict(step.marks), dict(zip(node.outputs, step.outputs, strict=False))
-
-    def _rotation(self, node: ir.Node, marks: Marks) -> tuple[dict[int, Marks], dict[ir.Value, Marks]] | None:
-        """A rotation of each token by its own place in the tables."""
-        places = node.inputs[1]
-        if places is None or marks not in {self._normalized(_TOKENS), self._normalized(("b", "", "s", ""))}:
-            return None
-        if self._tokens.facts.rank(places) == 1:  # the first place, from which tokens are counted
-            first = self._builder.elementwise("Add", [self.order.front, places])
-            node.replace_input_with(1, first)
+        places = node.inputs[1] if is_contrib(node, rotary_embedding.INFO.name) else None
+        if places is not None and self._tokens.facts.rank(places) == 1:  # the first place, from which tokens are counted
+            node.replace_input_with(1, self._builder.elementwise("Add", [self.order.front, places]))
             return {0: marks}, {node.outputs[0]: marks}
-        return ({0: marks, 1: _PLACES}, {node.outputs[0]: marks}) if self._tokens.is_full(places, _PLACES) else None
+        step = read_step(node, value, marks, self._tokens, looks_up=True)
+        return (dict(step.marks), dict(zip(node.outputs, step.outputs, strict=False))) if isinstance(step, Step) else None
 
     def _readers(self) -> dict[ir.Value, list[ir.Node]]:
         """The values of the region that are read outside, in the source's order, and by whom."""

@@ -17,7 +17,7 @@ from onnx_attnfuse.attention.masks.mask_terms import index, size
 from onnx_attnfuse.bodies.core import INTEGER
 from onnx_attnfuse.certify.terms import ZERO, add, subtract
 from onnx_attnfuse.fusion.packing.tokens import Marks, Tokens
-from onnx_attnfuse.fusion.packing.tokenwise import read_embedding, read_step
+from onnx_attnfuse.fusion.packing.tokenwise import read_step
 from onnx_attnfuse.graph.build import Builder, dims_of
 from onnx_attnfuse.graph.constants import is_standard
 from onnx_attnfuse.graph.facts_view import Content
@@ -117,9 +117,9 @@ class Paging:
             raise Refused("not-position-wise", f"'{value.name}' is not one for each request, as a step of many needs")
         if is_standard(node, "MatMul") and (found := self._outer(node, marks)) is not None:
             return found
-        if is_contrib(node, rotary_embedding.INFO.name):
-            return self._rotation(node, marks)
-        step = read_embedding(node, marks, self._tokens) or read_step(node, value, marks, self._tokens)
+        if is_contrib(node, rotary_embedding.INFO.name) and (found := self._rotation(node, marks)) is not None:
+            return found
+        step = read_step(node, value, marks, self._tokens, looks_up=True)
         if isinstance(step, Reason):
             raise Refused(step.code, step.message, label(node))
         if not is_standard(node, *REARRANGES, *SLICES):
@@ -150,30 +150,28 @@ class Paging:
                 self._check_free(node, [value])
         return found
 
-    def _rotation(self, node: ir.Node, marks: Marks) -> list[tuple[ir.Value, Marks]]:
-        """A rotation by rows of tables: of each token by its own row, or by that of its position."""
+    def _rotation(self, node: ir.Node, marks: Marks) -> list[tuple[ir.Value, Marks]] | None:
+        """A rotation of each token by its own row of tables, or by rows from the length of the past on; None for others."""
         value, places, *tables = node.inputs[:4]
         assert value is not None
         assert places is not None
         facts, here = self._builder.facts, index(Factor(self._new))
-        rotated = [(value, marks)]
         rows = [table for table in tables if table is not None]
         dims = [facts.dims(table) for table in rows]
         rank = facts.rank(places)
-        at = (ZERO,) if rank == 1 else (ZERO, here)
-        first = self._reader.element(places, at)
         if all(item and item[0] == self._new for item in dims):  # a row for each token
+            first = self._reader.element(places, (ZERO,) if rank == 1 else (ZERO, here))
             if subtract(first, ZERO if rank == 1 else here) is not ZERO:
                 raise Refused("not-position-wise", "rows of rotations are not those of the tokens", label(node))
-            return [*rotated, *((table, ("bs", "")) for table in rows)]
-        self._check_free(node, rows)
+            return [(value, marks), *((table, ("bs", "")) for table in rows)]
         if rank != 1:
-            return [*rotated, (places, ("", "bs"))]
-        moved = subtract(first, size(self._past))
+            return None
+        self._check_free(node, rows)
+        moved = subtract(self._reader.element(places, (ZERO,)), size(self._past))
         if moved.op != "const":
             raise Refused("not-position-wise", "a rotation does not begin at the length of the past", label(node))
         node.replace_input_with(1, self._as_positions([1, self._new], int(moved.data), INTEGER))
-        return rotated
+        return [(value, marks)]
 
     def _counted(self, value: ir.Value, marks: Marks) -> ir.Value | None:
         """The positions of tokens, plus a number, in the place of a value that counts them; rows of a table likewise."""
