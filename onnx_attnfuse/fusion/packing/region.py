@@ -133,7 +133,8 @@ class _Growing:
     def region(self) -> Region:
         for site in self._sites:
             self._note(site.result.value, site.marks)
-        self._walk_up()
+        for _ in reached([place for site in self._sites for place in site.inputs()], self._upwards):
+            pass
         self._check_sequences()
         entries = self._entries()
         tail = self._walk_down(self._at_hand(entries))
@@ -145,35 +146,31 @@ class _Growing:
         found = {value: self._marks[value] for value in self._marks if value in exits}
         return Region(self._tokens, tuple(self._sites), tuple(items), kept, found, readers, tuple(inner))
 
-    def _note(self, value: ir.Value, marks: Marks) -> bool:
-        """Notes the marks of a value; whether they are new."""
-        known = self._marks.setdefault(value, marks)
-        if known != marks:
-            raise Refused("two-layouts", f"'{value.name}' is used in two layouts")
-        return True
+    def _note(self, value: ir.Value, marks: Marks) -> None:
+        """Notes the marks of a value.
 
-    def _walk_up(self) -> None:
-        """Finds all that operands are computed by, token by token."""
-        pending = [place for site in self._sites for place in site.inputs()]
-        seen: set[ir.Value] = set()
-        while pending:
-            value, marks = pending.pop()
-            self._note(value, marks)
-            if value in seen:
-                continue
-            seen.add(value)
-            if value in self._produced:
-                continue
-            step = self._step_above(value, marks)
-            if isinstance(step, Reason):
-                if value in self._late:
-                    raise Refused("operator-between", f"between the attentions {step.message}", step.node)
-                self._given[value] = step
-                continue
-            for output, own in zip(step.node.outputs, step.outputs, strict=False):
-                self._note(output, own)
-                self._steps[output] = step
-            pending += step.inputs()
+        Raises:
+            Refused: It has others.
+        """
+        if self._marks.setdefault(value, marks) != marks:
+            raise Refused("two-layouts", f"'{value.name}' is used in two layouts")
+
+    def _upwards(self, place: tuple[ir.Value, Marks]) -> list[tuple[ir.Value, Marks]]:
+        """What a value is computed by, token by token; nothing where it is given, or the result of an attention."""
+        value, marks = place
+        self._note(value, marks)
+        if value in self._produced:
+            return []
+        step = self._step_above(value, marks)
+        if isinstance(step, Reason):
+            if value in self._late:
+                raise Refused("operator-between", f"between the attentions {step.message}", step.node)
+            self._given[value] = step
+            return []
+        for output, own in zip(step.node.outputs, step.outputs, strict=False):
+            self._note(output, own)
+            self._steps[output] = step
+        return step.inputs()
 
     def _step_above(self, value: ir.Value, marks: Marks) -> Step | Reason:
         """The step that computes a value token by token, or the reason why the value has to be given."""

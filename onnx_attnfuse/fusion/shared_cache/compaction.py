@@ -18,13 +18,11 @@ from onnx_attnfuse.fusion.packing.tokenwise import Step, read_step
 from onnx_attnfuse.graph.build import Builder, dims_of
 from onnx_attnfuse.graph.edit import connect
 from onnx_attnfuse.graph.ops import ASKS_SHAPE, is_contrib
-from onnx_attnfuse.graph.uses import live
+from onnx_attnfuse.graph.uses import live, reached
 from onnx_attnfuse.kernels.operators import group_query_attention, rotary_embedding
-from onnx_attnfuse.reasons import Refused
+from onnx_attnfuse.reasons import Reason, Refused
 
 _INT, _TRUTH = ir.DataType.INT64, ir.DataType.BOOL
-_TOKENS: Marks = ("b", "s", "")
-_PLACES: Marks = ("b", "s")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,8 +112,8 @@ class Compaction:
         self._builder, self._tokens, self.order = builder, tokens, order
         self._marks: dict[ir.Value, Marks] = {}
         """Values that nodes of the region give."""
-        self._members: dict[ir.Node, dict[int, Marks]] = {}
-        """The nodes of the region, with the places of inputs that consist of tokens."""
+        self._steps: dict[ir.Node, Step] = {}
+        """The nodes of the region."""
         self._moved: dict[tuple[ir.Value, Marks], ir.Value] = {}
 
     def apply(self, attentions: Sequence[ir.Node]) -> None:
@@ -124,13 +122,16 @@ class Compaction:
         Raises:
             Refused: A value would be needed in two layouts at once.
         """
+        tokens: Marks = ("", "bs", "") if self._tokens.batch == 1 else ("b", "s", "")
         for node in attentions:
-            self._take(node, self._attention(node), {node.outputs[0]: _TOKENS})
-        self._walk_up()
+            self._take(Step(node, self._attention(node, tokens), (tokens,)))
+        starts = [place for step in self._steps.values() for place in step.inputs()]
+        for _ in reached(starts, self._above):
+            pass
         self._check_layouts()
         readers = self._readers()
-        for node, places in self._members.items():
-            for place, marks in places.items():
+        for node, step in self._steps.items():
+            for place, marks in step.marks.items():
                 value = node.inputs[place]
                 if value is not None and value not in self._marks:
                     node.replace_input_with(place, self._moved_to_front(value, marks))
@@ -143,25 +144,20 @@ class Compaction:
                     if item is value:
                         node.replace_input_with(place, restored)
 
-    def _attention(self, node: ir.Node) -> dict[int, Marks]:
+    def _attention(self, node: ir.Node, tokens: Marks) -> dict[int, Marks]:
         """The inputs of an attention that consist of tokens."""
         info = group_query_attention.INFO
         key = node.inputs[1]
         is_alone = key is not None and 0 in dims_of(self._builder, key)  # it reads keys that are in the buffer already
-        found: dict[int, Marks] = dict.fromkeys(range(1 if is_alone else 3), _TOKENS)
+        found = dict.fromkeys(range(1 if is_alone else 3), tokens)
         if info.input(node, "position_ids") is not None:
-            found[info.place("position_ids")] = _PLACES
+            found[info.place("position_ids")] = tokens[:2]
         return found
 
-    def _take(self, node: ir.Node, places: dict[int, Marks], outputs: dict[ir.Value, Marks]) -> None:
+    def _take(self, step: Step) -> None:
         """Makes a node one of the region."""
-        self._members[node] = {place: self._normalized(marks) for place, marks in places.items()}
-        for value, marks in outputs.items():
-            self._marks[value] = self._normalized(marks)
-
-    def _normalized(self, marks: Marks) -> Marks:
-        """Marks as they are compared: with one entry in every batch, any axis of length 1 could be the batch."""
-        return marks if self._tokens.batch != 1 else tuple("bs" if "s" in mark else "" for mark in marks)
+        self._steps[step.node] = step
+        self._marks.update(zip(step.node.outputs, step.outputs, strict=False))
 
     def _check_layouts(self) -> None:
         """Checks that values of the region are read as they are given.
@@ -169,38 +165,30 @@ class Compaction:
         Raises:
             Refused: One is not.
         """
-        for node, places in self._members.items():
-            for place, marks in places.items():
-                value = node.inputs[place]
-                if value is not None and self._marks.get(value, marks) != marks:
-                    raise Refused("two-layouts", f"'{value.name}' is used in two layouts", node.name)
+        for step in self._steps.values():
+            for value, marks in step.inputs():
+                if self._marks.get(value, marks) != marks:
+                    raise Refused("two-layouts", f"'{value.name}' is used in two layouts", step.node.name)
 
-    def _walk_up(self) -> None:
-        """Takes in whatever computes tokens of the region one by one."""
-        pending = list(self._members)
-        seen = set[ir.Value]()
-        while pending:
-            node = pending.pop()
-            for place, marks in self._members[node].items():
-                value = node.inputs[place]
-                above = None if value is None else value.producer()
-                if value is None or above is None or value in seen or value in self._marks:
-                    continue
-                seen.add(value)
-                found = self._step(above, value, marks) if self._tokens.is_full(value, marks) else None
-                if found is None or above in self._members:
-                    continue
-                self._take(above, *found)
-                pending.append(above)
+    def _above(self, place: tuple[ir.Value, Marks]) -> list[tuple[ir.Value, Marks]]:
+        """Takes in whatever computes tokens of the region one by one, and gives what it reads."""
+        value, marks = place
+        node = value.producer()
+        if node is None or value in self._marks or node in self._steps or not self._tokens.is_full(value, marks):
+            return []
+        step = self._step(node, value, marks)
+        if isinstance(step, Reason):
+            return []
+        self._take(step)
+        return step.inputs()
 
-    def _step(self, node: ir.Node, value: ir.Value, marks: Marks) -> tuple[dict[int, Marks], dict[ir.Value, Marks]] | None:
-        """Inputs and outputs of a node that computes each token by itself; None if it does not, or is not known to."""
+    def _step(self, node: ir.Node, value: ir.Value, marks: Marks) -> Step | Reason:
         places = node.inputs[1] if is_contrib(node, rotary_embedding.INFO.name) else None
-        if places is not None and self._tokens.facts.rank(places) == 1:  # the first place, from which tokens are counted
-            node.replace_input_with(1, self._builder.elementwise("Add", [self.order.front, places]))
-            return {0: marks}, {node.outputs[0]: marks}
-        step = read_step(node, value, marks, self._tokens, looks_up=True)
-        return (dict(step.marks), dict(zip(node.outputs, step.outputs, strict=False))) if isinstance(step, Step) else None
+        if places is None or self._tokens.facts.rank(places) != 1:
+            return read_step(node, value, marks, self._tokens, looks_up=True)
+        # the first place, from which tokens are counted
+        node.replace_input_with(1, self._builder.elementwise("Add", [self.order.front, places]))
+        return Step(node, {0: marks}, (marks,))
 
     def _readers(self) -> dict[ir.Value, list[ir.Node]]:
         """The values of the region that are read outside, in the source's order, and by whom."""
@@ -211,11 +199,13 @@ class Compaction:
             users = dict.fromkeys(
                 node
                 for node, place in value.uses()
-                if node in needed and node.op_type not in ASKS_SHAPE and place not in self._members.get(node, {})
+                if node in needed
+                and node.op_type not in ASKS_SHAPE
+                and not (node in self._steps and place in self._steps[node].marks)
             )
             if any(node.graph is not graph for node in users):
                 raise Refused("control-flow", f"'{value.name}' is read in a branch or body")
-            if any(node in self._members for node in users):
+            if any(node in self._steps for node in users):
                 raise Refused("two-layouts", f"'{value.name}' is used in two layouts")
             if users or value.is_graph_output():
                 found[value] = list(users)
@@ -243,7 +233,7 @@ class Compaction:
             letters = tuple(marks[joined])
             split = builder.reshape(value, [*dims[:joined], *map(tokens.size, letters), *dims[joined + 1 :]])
             return builder.reshape(self._gathered(split, (*marks[:joined], *letters, *marks[joined + 1 :]), order), dims)
-        if marks == _PLACES:
+        if marks == ("b", "s"):
             return builder.node("GatherElements", [value, order], {"axis": 1})
         lead = [marks.index("b"), marks.index("s")]
         perm = [*lead, *(axis for axis in range(len(marks)) if axis not in lead)]
