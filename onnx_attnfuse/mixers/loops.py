@@ -13,18 +13,16 @@ from collections.abc import Mapping, Sequence
 import onnx_ir as ir
 
 from onnx_attnfuse.certify.meanings.call import axis_of
+from onnx_attnfuse.graph.along import again, along
 from onnx_attnfuse.graph.build import Builder, dims_of
 from onnx_attnfuse.graph.constants import attribute, attributes, constant_array, subgraphs
-from onnx_attnfuse.graph.ops import ASKS_SHAPE, CASTS, ELEMENTWISE, RANDOM, REDUCTIONS, RESHAPES, is_standard
-from onnx_attnfuse.graph.rules.reading import axes_of
+from onnx_attnfuse.graph.ops import ASKS_SHAPE, RANDOM, REDUCTIONS, is_standard
 from onnx_attnfuse.graph.sizes import Dim, symbols
 from onnx_attnfuse.graph.uses import sources
 from onnx_attnfuse.mixers.candidates import Mixer, through
 from onnx_attnfuse.mixers.recurrences import OPERATOR, dependents, near, read_step
 from onnx_attnfuse.mixers.rewrite import Induction, Replacement, Turn, is_heavy
 from onnx_attnfuse.reasons import Refused
-
-_POINTWISE = ELEMENTWISE | CASTS | {"Softplus"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -269,31 +267,20 @@ class _Whole:
             raise _left("it computes with the number of a turn, or with the state")
         if is_standard(node, "Gather") and node.inputs[1] is self._turn.number and source not in self._moving:
             return self._axis_first(source, attribute(node, "axis", 0))
-        if is_standard(node, "Gather") and source in self._moving and node.inputs[1] not in self._moving:
-            axis = axis_of(attribute(node, "axis", 0), len(dims_of(build, source)))
-            return build.node("Gather", [self.all(source), node.inputs[1]], {"axis": axis + 1})
-        if is_standard(node, "Identity"):
-            return self.all(source)
-        if is_standard(node, *RESHAPES) and source in self._moving:
-            return build.reshape(self.all(source), (length, *dims))
-        if is_standard(node, "Transpose"):
-            perm: Sequence[int] = attribute(node, "perm", [*reversed(range(len(dims)))])
-            return build.transpose(self.all(source), [0, *(axis + 1 for axis in perm)])
-        if is_standard(node, *REDUCTIONS):
-            axes = [axis + 1 for axis in axes_of(node, 1, len(dims_of(build, source)), build.facts) or ()]
-            if not axes:
-                raise _left("the axes of a reduction are unknown")
-            every = build.reduce(node.op_type, self.all(source), axes, keep=bool(attribute(node, "keepdims", 1)))
-            self.reduced[value] = every
-            return every
         if is_standard(node, "Expand") and source in self._moving:
             own = self._aligned(source, len(dims))
             where = [one != dim for one, dim in zip(dims_of(build, own), (length, *dims), strict=True)]
             return build.expand(own, (length, *dims), where)
-        if not is_standard(node, *_POINTWISE):
+        axes = along(node, build.facts)
+        moving = {place: item for place, item in enumerate(node.inputs) if item is not None and item in self._moving}
+        if isinstance(axes, str) or not moving.keys() <= axes.keys():
             raise _left(f"{node.op_type} is in it, which is not computed for all turns at once")
-        items = [self._aligned(item, len(dims)) if item in self._moving else item for item in node.inputs]
-        return build.node(node.op_type, items, attributes(node), dims=(length, *dims), dtype=build.facts.dtype(value))
+        every = {place: self._aligned(item, len(axes[place])) for place, item in moving.items()}
+        results = [("",) * len(dims_of(build, output)) for output in node.outputs]
+        found = again(node, every, build, ("",) * len(dims_of(build, source)), results)[node.outputs.index(value)]
+        if is_standard(node, *REDUCTIONS):
+            self.reduced[value] = found
+        return found
 
     def _axis_first(self, source: ir.Value, axis: int) -> ir.Value:
         """The sequence that each turn takes one element of, which must have as many."""

@@ -16,10 +16,10 @@ from onnx_attnfuse.attention.axes.factors import Axes, Axis, length
 from onnx_attnfuse.attention.axes.rearrange import arrange
 from onnx_attnfuse.attention.axes.views import IndexedValue, aligned
 from onnx_attnfuse.attention.masks.classify import Meaning
-from onnx_attnfuse.attention.match.softmax import softmax_axis
 from onnx_attnfuse.attention.spec import AttentionSpec, Axes4, ScaleValue
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.constants import Array
+from onnx_attnfuse.graph.rules.reading import softmax_axis
 from onnx_attnfuse.graph.thresholds import LEAST_EXPONENT
 from onnx_attnfuse.targets.base import BuildContext
 from onnx_attnfuse.targets.bias import bias_emitter

@@ -17,9 +17,7 @@ from onnx_attnfuse.attention.axes.views import IndexedValue, aligned, upward, va
 from onnx_attnfuse.attention.match.steps import Shifted
 from onnx_attnfuse.graph.constants import attribute, is_standard
 from onnx_attnfuse.graph.facts import Facts
-from onnx_attnfuse.graph.rules.reading import axes_of, read_part
-
-_ONE_AXIS_SINCE = 13
+from onnx_attnfuse.graph.rules.reading import axes_of, read_part, softmax_axis
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,19 +42,6 @@ def find_softmax(node: ir.Node, facts: Facts, opset: int) -> Softmax | None:
         return None
     axis = softmax_axis(node, facts, opset)
     return None if axis is None else Softmax(node, node.inputs[0], node.outputs[0], axis, (node,))
-
-
-def softmax_axis(node: ir.Node, facts: Facts, opset: int) -> int | None:
-    """The one axis that a Softmax or LogSoftmax runs over, -1 for the last of an unknown rank; None if it is several.
-
-    Before opset 13 they run over all axes from theirs on, which by default is the second.
-    """
-    axis: int = attribute(node, "axis", -1 if opset >= _ONE_AXIS_SINCE else 1)
-    rank = None if node.inputs[0] is None else facts.rank(node.inputs[0])
-    if rank is None:
-        return axis if axis == -1 else None
-    axis %= rank
-    return axis if opset >= _ONE_AXIS_SINCE or axis == rank - 1 else None
 
 
 _PASSES = ("Cast", "Expand", "Identity", "Reshape", "Unsqueeze")

@@ -19,7 +19,6 @@ from onnx_attnfuse.attention.masks.classify import Meaning
 from onnx_attnfuse.attention.spec import AttentionSpec
 from onnx_attnfuse.fusion.packing.region import Item, Region, Site, anchor
 from onnx_attnfuse.fusion.packing.tokens import (
-    Marks,
     PadUnpad,
     Rows,
     Tokens,
@@ -27,10 +26,10 @@ from onnx_attnfuse.fusion.packing.tokens import (
     UnpadRows,
     UnpadTokens,
     count_of,
-    others,
 )
 from onnx_attnfuse.fusion.plan import PlanContext, params_of
 from onnx_attnfuse.fusion.report_site import kernel_of_forecast
+from onnx_attnfuse.graph.along import Marks, others
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.constants import attributes, constant_tensor, subgraphs
 from onnx_attnfuse.graph.ops import ASKS_SHAPE

@@ -129,7 +129,7 @@ class Packer(abc.ABC):
         with self._graph.rewrite(anchor_of(first), _PACKING, first.name) as edit:
             edit.adopt(*group.added)
             scope = self._graph.scope
-            tokens = Tokens(scope.facts, length(first.axes.b), length(first.axes.i), scope.opset)
+            tokens = Tokens(scope.facts, length(first.axes.b), length(first.axes.i))
             region = self._grown(group.sites, tokens)
             inner = {*region.inner, *(value for site in region.sites for value in inner_values(site.spec))}
             check_shapes(list(inner - region.exits.keys()), self._context.builder)

@@ -21,8 +21,9 @@ from onnx_attnfuse.attention.masks.predicates import Padding, Predicate
 from onnx_attnfuse.attention.spec import AttentionSpec
 from onnx_attnfuse.certify.terms import ZERO, Term, conjoin
 from onnx_attnfuse.fusion.packing.region import Region, below, users
-from onnx_attnfuse.fusion.packing.tokens import Marks, read_marks
+from onnx_attnfuse.fusion.packing.tokens import read_marks
 from onnx_attnfuse.fusion.packing.tokenwise import Step, read_step
+from onnx_attnfuse.graph.along import Marks
 from onnx_attnfuse.graph.constants import attribute, constant_array, is_standard
 from onnx_attnfuse.graph.ops import read_as
 from onnx_attnfuse.graph.rules.reading import slice_bounds

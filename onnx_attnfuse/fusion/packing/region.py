@@ -17,8 +17,9 @@ from onnx_attnfuse.attention.axes.views import IndexedValue
 from onnx_attnfuse.attention.masks.classify import Meaning
 from onnx_attnfuse.attention.spec import AttentionSpec, Source
 from onnx_attnfuse.fusion.packing.min_cut import least_cut
-from onnx_attnfuse.fusion.packing.tokens import Marks, Tokens, read_marks
+from onnx_attnfuse.fusion.packing.tokens import Tokens, read_marks
 from onnx_attnfuse.fusion.packing.tokenwise import Step, read_step
+from onnx_attnfuse.graph.along import Marks
 from onnx_attnfuse.graph.constants import is_constant
 from onnx_attnfuse.graph.ops import ASKS_SHAPE
 from onnx_attnfuse.graph.uses import dependents, live, producer_of, reached

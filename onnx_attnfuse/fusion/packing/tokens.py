@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-from collections.abc import Sequence
-from typing import TypeAlias, TypeVar
 
 import numpy as np
 import onnx_ir as ir
@@ -20,6 +18,7 @@ from onnx_attnfuse.attention.axes.factors import Axes, Axis, Factor, leaves, ref
 from onnx_attnfuse.attention.axes.rearrange import arrange
 from onnx_attnfuse.attention.axes.views import IndexedValue, downward, upward
 from onnx_attnfuse.graph import sizes
+from onnx_attnfuse.graph.along import Marks, others
 from onnx_attnfuse.graph.build import Builder, dims_of
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.facts_view import Dims
@@ -29,9 +28,6 @@ from onnx_attnfuse.graph.uses import producer_of
 from onnx_attnfuse.reasons import Refused
 from onnx_attnfuse.targets.packed import Packing
 
-Marks: TypeAlias = tuple[str, ...]
-_Item = TypeVar("_Item")
-
 
 @dataclasses.dataclass(frozen=True)
 class Tokens:
@@ -40,7 +36,6 @@ class Tokens:
     facts: Facts
     batch: Dim
     length: Dim
-    opset: int
 
     def size(self, mark: str) -> Dim:
         """The length of a marked axis."""
@@ -70,11 +65,6 @@ def count_of(packed: ir.Value, facts: Facts) -> Dim:
     dims = facts.dims(packed)
     assert dims
     return dims[0]
-
-
-def others(marks: Marks, items: Sequence[_Item]) -> tuple[_Item, ...]:
-    """The items, one for each axis, that belong to axes of channels."""
-    return tuple(item for mark, item in zip(marks, items, strict=True) if not mark)
 
 
 def read_marks(axes: Axes, batch: Axis, rows: Axis) -> Marks | None:

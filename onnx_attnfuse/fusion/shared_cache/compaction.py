@@ -13,8 +13,9 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 
-from onnx_attnfuse.fusion.packing.tokens import Marks, Tokens, spread
+from onnx_attnfuse.fusion.packing.tokens import Tokens, spread
 from onnx_attnfuse.fusion.packing.tokenwise import Step, read_step
+from onnx_attnfuse.graph.along import Marks
 from onnx_attnfuse.graph.build import Builder, dims_of
 from onnx_attnfuse.graph.edit import connect
 from onnx_attnfuse.graph.ops import ASKS_SHAPE, is_contrib

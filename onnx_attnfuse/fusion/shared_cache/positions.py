@@ -22,8 +22,9 @@ from onnx_attnfuse.attention.axes.views import IndexedValue
 from onnx_attnfuse.attention.masks.mask_terms import elements_of, factors_of, value_of
 from onnx_attnfuse.attention.spec import AttentionSpec, Rotary, Source, Table
 from onnx_attnfuse.certify.terms import Term
-from onnx_attnfuse.fusion.packing.tokens import Marks, Tokens, others
+from onnx_attnfuse.fusion.packing.tokens import Tokens
 from onnx_attnfuse.fusion.packing.tokenwise import read_step
+from onnx_attnfuse.graph.along import Marks, others
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.constants import attribute, constant_tensor, is_standard
 from onnx_attnfuse.graph.facts import Facts
@@ -295,7 +296,7 @@ class _Tables:
         if along is None:
             return None
         marks: Marks = tuple("" if place == table.axis or not axis else "bs"[axis is along[1]] for place, axis in enumerate(axes))
-        tokens = Tokens(self._builder.facts, length(along[0]), length(along[1]), self._builder.opset)
+        tokens = Tokens(self._builder.facts, length(along[0]), length(along[1]))
         value = self._at_each(table.indexed.value, marks, tokens)
         if value is None:
             return None

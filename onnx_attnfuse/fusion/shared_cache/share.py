@@ -367,7 +367,7 @@ class Sharing:
         used, axes = self.context.builder, sites[0].spec.axes
         builder = Builder(used.graph, used.facts, used.opset, used.names)  # shares no node with rearranged values
         builder.at(next(iter(self.graph.model.graph)))
-        tokens = Tokens(builder.facts, length(axes.b), length(axes.i), builder.opset)
+        tokens = Tokens(builder.facts, length(axes.b), length(axes.i))
         return Compaction(builder, tokens, new_order(builder, lengths.new, on_host=self._on_host))
 
     def _runs_pages(self, site: CachedSite) -> bool:

@@ -16,8 +16,9 @@ from onnx_attnfuse.attention.masks.index_reader import Reader
 from onnx_attnfuse.attention.masks.mask_terms import index, size
 from onnx_attnfuse.bodies.core import INTEGER
 from onnx_attnfuse.certify.terms import ZERO, add, subtract
-from onnx_attnfuse.fusion.packing.tokens import Marks, Tokens
+from onnx_attnfuse.fusion.packing.tokens import Tokens
 from onnx_attnfuse.fusion.packing.tokenwise import read_step
+from onnx_attnfuse.graph.along import Marks
 from onnx_attnfuse.graph.build import Builder, dims_of
 from onnx_attnfuse.graph.constants import is_standard
 from onnx_attnfuse.graph.facts_view import Content
@@ -68,7 +69,7 @@ class Paging:
 
     def __init__(self, builder: Builder, new: Size, past: Size, step: Step, given: ir.Value | None) -> None:
         self._builder, self._new, self._past, self._step = builder, new, past, step
-        self._tokens = Tokens(builder.facts, 1, new, builder.opset)
+        self._tokens = Tokens(builder.facts, 1, new)
         self._reader = Reader(builder.facts)
         self._seen: dict[ir.Value, Marks] = {}
         self._made: dict[ir.Value, ir.Value] = {}

@@ -20,6 +20,7 @@ ShapeRule: TypeAlias = Callable[[ir.Node, Known], Sequence[Dims | None]]
 
 _END_OF_AXIS = 1_000_000_000
 """An end from here on is that of the axis: exporters write 10^9, 2^31 - 1 or 2^63 - 1 for it, and no axis is as long."""
+_ONE_AXIS_SINCE = 13
 
 
 def rules(names: str, rule: ShapeRule) -> dict[str, ShapeRule]:
@@ -72,6 +73,19 @@ def axes_of(node: ir.Node, index: int, rank: int, facts: Known) -> list[int] | N
     if found is None or not all(isinstance(axis, int) for axis in found):
         return None
     return sorted(axis % rank for axis in found if isinstance(axis, int)) if rank else []
+
+
+def softmax_axis(node: ir.Node, facts: Known, opset: int) -> int | None:
+    """The one axis that a Softmax or LogSoftmax runs over, -1 for the last of an unknown rank; None if it is several.
+
+    Before opset 13 they run over all axes from theirs on, which by default is the second.
+    """
+    axis: int = attribute(node, "axis", -1 if opset >= _ONE_AXIS_SINCE else 1)
+    dims = input_dims(node, 0, facts)
+    if dims is None:
+        return axis if axis == -1 else None
+    axis %= len(dims)
+    return axis if opset >= _ONE_AXIS_SINCE or axis == len(dims) - 1 else None
 
 
 def slice_bounds(node: ir.Node, rank: int, facts: Known) -> dict[int, tuple[Dim, Dim, int]] | None:

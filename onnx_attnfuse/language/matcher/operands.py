@@ -15,7 +15,6 @@ import onnx_ir as ir
 from onnx_attnfuse.attention.axes.factors import Axes, Axis, Factor, leaves, length, new_axes, replaced
 from onnx_attnfuse.attention.axes.views import IndexedValue, aligned, upward
 from onnx_attnfuse.attention.match.contractions import Contraction, operand_axes, read_contraction
-from onnx_attnfuse.attention.match.softmax import softmax_axis
 from onnx_attnfuse.attention.match.steps import (
     Added,
     Floored,
@@ -33,7 +32,7 @@ from onnx_attnfuse.attention.match.steps import (
 )
 from onnx_attnfuse.graph.constants import attribute, is_standard
 from onnx_attnfuse.graph.facts import Facts
-from onnx_attnfuse.graph.rules.reading import axes_of
+from onnx_attnfuse.graph.rules.reading import axes_of, softmax_axis
 from onnx_attnfuse.language.matcher.discrimination_net import AnOp
 from onnx_attnfuse.language.matcher.match_state import FilledSlot, Goal, State
 from onnx_attnfuse.language.normal_form import COMMUTATIVE, REDUCTIONS

@@ -10,9 +10,10 @@ import onnx.parser
 import onnx_ir as ir
 import pytest
 
-from onnx_attnfuse.fusion.packing.tokens import Marks, Tokens
+from onnx_attnfuse.fusion.packing.tokens import Tokens
 from onnx_attnfuse.fusion.packing.tokenwise import Step, read_step
 from onnx_attnfuse.graph import sizes
+from onnx_attnfuse.graph.along import Marks
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.reasons import Reason
 from tests.fusion.packing.encoders import run_source
@@ -32,7 +33,7 @@ def _given(inputs: str, node: str, out: str, constants: str = _FEW) -> tuple[ir.
     model = onnx.parser.parse_model(_MODEL.format(inputs=inputs, node=node, out=out, constants=constants))
     graph = ir.from_proto(model).graph
     (found,) = graph
-    return found, model, Tokens(Facts(graph), sizes.symbol("b"), sizes.symbol("s"), 18)
+    return found, model, Tokens(Facts(graph), sizes.symbol("b"), sizes.symbol("s"))
 
 
 def _turned(array: np.ndarray, marks: Marks, order: np.ndarray) -> np.ndarray:
@@ -144,6 +145,6 @@ def test_tokens_are_no_matrix_that_is_the_same_for_all() -> None:
     found, _, tokens = _given("float[6, 6] x", "MatMul(x, x)", "6, 6")
     (first, _) = found.inputs
     assert first is not None
-    step = read_step(found, first, ("bs", ""), Tokens(tokens.facts, 2, 3, 18))
+    step = read_step(found, first, ("bs", ""), Tokens(tokens.facts, 2, 3))
     assert isinstance(step, Reason)
     assert "the same for all" in step.message
