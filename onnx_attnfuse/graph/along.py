@@ -27,6 +27,8 @@ Marks: TypeAlias = tuple[str, ...]
 Along: TypeAlias = tuple[int | None, ...]
 """For each axis of an input, counted from the last, the axis of the outputs that goes along with it; None: none does."""
 _Item = TypeVar("_Item")
+_MATRIX = 2
+"""The axes of a matrix."""
 
 
 def others(marks: Marks, items: Sequence[_Item]) -> tuple[_Item, ...]:
@@ -74,13 +76,14 @@ def _gather(node: ir.Node, rank: int, facts: Facts) -> Mapping[int, Along] | str
 
 
 def _product(node: ir.Node, rank: int, facts: Facts) -> Mapping[int, Along] | str:
-    """Channels times a matrix, and something added."""
+    """All axes but the one that is summed over, and something added."""
     second = given(node, 1)
-    if second is None or facts.rank(second) != 2:
-        return "is no product of channels with a matrix"
-    if any(attribute(node, name, 0) for name in ("transA", "transBatchA", "transBatchB")):
-        return "transposes tokens"
-    return {0: _but(rank, [-1]), 2: _but(rank)}
+    other = 0 if second is None else facts.rank(second) or 0
+    if min(rank, other) < _MATRIX or any(attribute(node, name, 0) for name in ("transA", "transBatchA", "transBatchB")):
+        return "transposes tokens, or is no product of matrices"
+    wide = max(rank, other)
+    columns = (wide - 1, None) if attribute(node, "transB", 0) else (None, wide - 1)
+    return {0: _but(wide, [-1]), 1: (*range(wide - _MATRIX), *columns), 2: _but(wide)}
 
 
 def _rows(node: ir.Node, rank: int, facts: Facts) -> Mapping[int, Along]:

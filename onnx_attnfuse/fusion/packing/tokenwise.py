@@ -45,11 +45,11 @@ class Step:
         return again(self.node, given, builder, self.marks.get(0, ()), self.outputs, self.beside, hint)
 
 
-_LOOKS_UP = frozenset(["Gather", "RotaryEmbedding"])
-"""Operators of which the second input is the place of a row."""
+_TAKES_SECOND = frozenset(["FusedMatMul", "Gather", "Gemm", "MatMul", "RotaryEmbedding"])
+"""Operators of which the second input may consist of tokens where these are on axes of their own."""
 
 
-def read_step(node: ir.Node, value: ir.Value, marks: Marks, tokens: Tokens, *, looks_up: bool = False) -> Step | Reason:
+def read_step(node: ir.Node, value: ir.Value, marks: Marks, tokens: Tokens, *, in_place: bool = False) -> Step | Reason:
     """The step of a node that computes every token by itself, or the reason why it may not.
 
     Args:
@@ -57,16 +57,23 @@ def read_step(node: ir.Node, value: ir.Value, marks: Marks, tokens: Tokens, *, l
         value: A value of the node, its output or an input.
         marks: The marks of that value.
         tokens: The sizes of the batch.
-        looks_up: Whether tokens may also be numbers of rows of tables.
+        in_place: Whether tokens keep their axes, so that they may be columns, or the places of rows of tables.
     """
     read = _read(node, value, marks, tokens)
     if not isinstance(read, str):
         read = _checked(node, *read, tokens)
     if not isinstance(read, str) and value in read.free():
         read = "has tokens as something that is the same for all"
-    if not isinstance(read, str) and not looks_up and 1 in read.marks and node.op_type in _LOOKS_UP:
-        read = "chooses by an index that is not constant"
+    if not isinstance(read, str) and not in_place and node.op_type in _TAKES_SECOND and not _is_of_first(read, tokens):
+        read = "chooses by an index that is not constant, or is no product of channels with a matrix"
     return Reason("not-position-wise", f"{node.op_type} {read}", node.name) if isinstance(read, str) else read
+
+
+def _is_of_first(step: Step, tokens: Tokens) -> bool:
+    """Whether the second input is the same for all tokens, and, of a product, a matrix."""
+    second = given(step.node, 1)
+    is_matrix = step.node.op_type in {"Gather", "RotaryEmbedding"} or second is None or tokens.facts.rank(second) == 2
+    return is_matrix and 1 not in step.marks
 
 
 def _read(node: ir.Node, value: ir.Value, marks: Marks, tokens: Tokens) -> tuple[Mapping[int, Marks], Marks] | str:
@@ -99,7 +106,7 @@ def _checked(node: ir.Node, before: Mapping[int, Marks], after: Marks, tokens: T
             return f"combines tokens with '{item.name}', which has another shape"
         if any(mark and dim != 1 for mark, dim in zip(reversed(marks), reversed(tokens.facts.dims(item) or ()), strict=False)):
             found[place] = marks
-        else:
+        elif _is_whole(marks):
             beside.append(place)
     is_used = any(output.uses() or output.is_graph_output() for output in node.outputs[1:])
     count = len(node.outputs) if is_used or node.op_type == "Split" else 1

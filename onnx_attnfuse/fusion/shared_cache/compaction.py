@@ -186,7 +186,7 @@ class Compaction:
     def _step(self, node: ir.Node, value: ir.Value, marks: Marks) -> Step | Reason:
         places = node.inputs[1] if is_contrib(node, rotary_embedding.INFO.name) else None
         if places is None or self._tokens.facts.rank(places) != 1:
-            return read_step(node, value, marks, self._tokens, looks_up=True)
+            return read_step(node, value, marks, self._tokens, in_place=True)
         # the first place, from which tokens are counted
         node.replace_input_with(1, self._builder.elementwise("Add", [self.order.front, places]))
         return Step(node, {0: marks}, (marks,))

@@ -116,11 +116,9 @@ class Paging:
         node = value.producer()
         if node is None:
             raise Refused("not-position-wise", f"'{value.name}' is not one for each request, as a step of many needs")
-        if is_standard(node, "MatMul") and (found := self._outer(node, marks)) is not None:
-            return found
         if is_contrib(node, rotary_embedding.INFO.name) and (found := self._rotation(node, marks)) is not None:
             return found
-        step = read_step(node, value, marks, self._tokens, looks_up=True)
+        step = read_step(node, value, marks, self._tokens, in_place=True)
         if isinstance(step, Reason):
             raise Refused(step.code, step.message, label(node))
         if not is_standard(node, *REARRANGES, *SLICES):
@@ -136,20 +134,6 @@ class Paging:
                 raise Refused(
                     "not-position-wise", f"'{value.name}' may differ by request, as it depends on an input", label(node)
                 )
-
-    def _outer(self, node: ir.Node, marks: Marks) -> list[tuple[ir.Value, Marks]] | None:
-        """Each element of one operand times each of the other, as a product of matrices whose sums have one summand."""
-        found: list[tuple[ir.Value, Marks]] = []
-        for value, axis in zip(node.inputs, (-1, -2), strict=True):
-            dims = None if value is None else self._builder.facts.dims(value)
-            if value is None or dims is None or len(dims) < -axis or dims[axis] != 1:
-                return None
-            own = tuple("" if dim == 1 else mark for mark, dim in zip(marks[-len(dims) :], dims, strict=True))
-            if any(own):
-                found.append((value, own))
-            else:
-                self._check_free(node, [value])
-        return found
 
     def _rotation(self, node: ir.Node, marks: Marks) -> list[tuple[ir.Value, Marks]] | None:
         """A rotation of each token by its own row of tables, or by rows from the length of the past on; None for others."""

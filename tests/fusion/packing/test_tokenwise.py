@@ -89,11 +89,16 @@ def _feeds(model: onnx.ModelProto) -> dict[str, np.ndarray]:
         ("float[b, 2, s, 4] x", "Transpose<perm=[2, 0, 1, 3]>(x)", "s, b, 2, 4", ("s", "b", "", ""), _FEW),
         (_WHOLE, "Reshape(x, to)", "b, s, 2, 2", (*_TOKENS, ""), "int64[4] to = {0, 0, 2, 2}"),
         (_WHOLE, "Unsqueeze(x, at)", "b, 1, s, 4", _HEADS, "int64[1] at = {1}"),
+        ("float[9, 4] x, int64[b, s] z", "Gather(x, z)", "b, s, 4", _TOKENS, _FEW),
+        ("float[b, 4, s] x", "MatMul(w, x)", "b, 2, s", ("b", "", "s"), "float[2, 4] w = {1, 2, 3, 4, 5, 6, 7, 8}"),
+        ("float[b, s, 2, 4] x, float[4, 2] w", "MatMul(x, w)", "b, s, 2, 2", (*_TOKENS, ""), _FEW),
+        ("float[b, s, 3, 2, 4] x, float[3, 4, 2] w", "MatMul(x, w)", "b, s, 3, 2, 2", (*_TOKENS, "", ""), _FEW),
+        ("float[b, s, 1, 4] x, float[b, s, 4, 2] z", "MatMul(x, z)", "b, s, 1, 2", (*_TOKENS, ""), _FEW),
     ],
 )  # fmt: skip
 def test_results_move_with_their_tokens(inputs: str, node: str, out: str, marks: Marks, constants: str) -> None:
     found, model, tokens = _given(inputs, node, out, constants)
-    step = read_step(found, found.outputs[0], marks, tokens)
+    step = read_step(found, found.outputs[0], marks, tokens, in_place=True)
     assert isinstance(step, Step), step
     feeds, order = _feeds(model), np.random.default_rng(1).permutation(_B * _S)
     moved = {value.name or "": own for value, own in step.inputs()}
@@ -105,7 +110,7 @@ def test_results_move_with_their_tokens(inputs: str, node: str, out: str, marks:
     once = _given(inputs, node, out, constants)[1]
     np.testing.assert_allclose(run_source(model, turned)[0], _turned(run_source(once, feeds)[0], marks, order), rtol=1e-6)
     for value, own in step.inputs():  # the same step, from an input
-        again = read_step(found, value, own, tokens)
+        again = read_step(found, value, own, tokens, in_place=True)
         assert isinstance(again, Step)
         assert (again.marks, again.outputs) == (step.marks, step.outputs)
 
@@ -122,22 +127,31 @@ def test_results_move_with_their_tokens(inputs: str, node: str, out: str, marks:
         (_WHOLE, "LayerNormalization<axis=1>(x, g)", "b, s, 4", _TOKENS, _FEW),
         ("float[b, s, 4] x, float[b, 4, s] z", "MatMul(x, z)", "b, s, s", _TOKENS, _FEW),
         ("float[s, b, 4] x", "Reshape(x, to)", "b, s, 4", _TOKENS, "int64[3] to = {2, 3, 4}"),
-        ("float[b, 4] x, int64[b, s] ids", "Gather(x, ids)", "b, s, 4", _TOKENS, _FEW),
-        ("float[9, 4] x, int64[b, s] ids", "Gather(x, ids)", "b, s, 4", _TOKENS, _FEW),
+        ("float[b, s, 4] x, float[b, 4, 4] z", "MatMul(x, z)", "b, s, 4", _TOKENS, _FEW),
+        ("float[b, s, s] x, float[b, s, 4] z", "MatMul(x, z)", "b, s, 4", _TOKENS, _FEW),
     ],
 )
 def test_operators_that_mix_positions_are_no_steps(inputs: str, node: str, out: str, marks: Marks, constants: str) -> None:
     found, _, tokens = _given(inputs, node, out, constants)
-    step = read_step(found, found.outputs[0], marks, tokens)
+    step = read_step(found, found.outputs[0], marks, tokens, in_place=True)
     assert isinstance(step, Reason)
     assert step.code == "not-position-wise"
 
 
-def test_rows_of_a_table_are_looked_up_by_those_who_ask_for_it() -> None:
-    found, _, tokens = _given("float[9, 4] x, int64[b, s] ids", "Gather(x, ids)", "b, s, 4")
-    step = read_step(found, found.outputs[0], _TOKENS, tokens, looks_up=True)
-    assert isinstance(step, Step)
-    assert (step.marks, step.free()) == ({1: ("b", "s")}, [found.inputs[0]])
+@pytest.mark.parametrize(
+    ("inputs", "node", "out", "marks"),
+    [
+        ("float[9, 4] x, int64[b, s] z", "Gather(x, z)", "b, s, 4", _TOKENS),
+        ("float[2, 4] x, float[b, 4, s] z", "MatMul(x, z)", "b, 2, s", ("b", "", "s")),
+        ("float[b, s, 3, 2, 4] x, float[3, 4, 2] z", "MatMul(x, z)", "b, s, 3, 2, 2", (*_TOKENS, "", "")),
+    ],
+    ids=["a table", "columns", "several matrices"],
+)
+def test_some_take_tokens_on_axes_of_their_own_only(inputs: str, node: str, out: str, marks: Marks) -> None:
+    """As rows of all entries they would be read as something else."""
+    found, _, tokens = _given(inputs, node, out)
+    assert isinstance(read_step(found, found.outputs[0], marks, tokens, in_place=True), Step)
+    assert isinstance(read_step(found, found.outputs[0], marks, tokens), Reason)
 
 
 def test_tokens_are_no_matrix_that_is_the_same_for_all() -> None:
