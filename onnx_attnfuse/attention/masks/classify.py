@@ -55,6 +55,11 @@ class Parts:
     fills: frozenset[float] = frozenset()
     """The numbers that masked scores are filled with or have added."""
 
+    @property
+    def adds_unread_amount(self) -> bool:
+        """Whether a fill is only the factor of something unread."""
+        return _is_unread(self.allowed)
+
 
 @dataclasses.dataclass(frozen=True)
 class Meaning:
@@ -240,6 +245,10 @@ def _split(part: Term, limit: float) -> Parts:
     if chosen.biases == other.biases:
         return Parts(allowed, other.biases, fills)
     return Parts(allowed, (ite(condition, _total(chosen.biases), _total(other.biases)),), fills)
+
+
+def _is_unread(part: Term) -> bool:
+    return part.data == "Unmasked" or any(map(_is_unread, parts_of(part)))
 
 
 def _magnitude(part: Term) -> float:

@@ -33,7 +33,7 @@ from onnx_attnfuse.attention.axes.views import IndexedValue
 from onnx_attnfuse.attention.masks.classify import Meaning, element, keep_condition, split_added
 from onnx_attnfuse.attention.masks.index_reader import Reader
 from onnx_attnfuse.attention.masks.intervals import Bounds, Interval, added
-from onnx_attnfuse.attention.masks.mask_terms import conjuncts, constant_of, elements_of, index, normal, parts_of
+from onnx_attnfuse.attention.masks.mask_terms import conjuncts, constant_of, elements_of, index, normal
 from onnx_attnfuse.attention.masks.operators import RELATIONS, branches, float_of
 from onnx_attnfuse.attention.masks.rounded_sums import (
     ROUNDED_AWAY,
@@ -275,18 +275,13 @@ def _events(mask: Mask, reader: Reader, bounds: Bounds) -> tuple[list[_Event], b
         elif isinstance(step, Added):
             parts = split_added(step, gain, reader, MASKS)
             if parts.fills:
-                unknown = _has_unread_amount(parts.allowed)
-                number = (-math.inf, MASKS) if unknown else (min(parts.fills), max(parts.fills))
+                number = (-math.inf, MASKS) if parts.adds_unread_amount else (min(parts.fills), max(parts.fills))
                 events.append(_Event(place, parts.allowed, number))
             lows = [bounds.of_term(bias)[0] for bias in parts.biases if bounds.may_mask(bias)]
             events += [_Event(place, None, (low, MASKS)) for low in lows]
             earlier = any(isinstance(other, (Replaced, Floored)) for other in mask[:place])
             biased |= bool(parts.biases) and earlier
     return events, biased
-
-
-def _has_unread_amount(part: Term) -> bool:
-    return part.data == "Unmasked" or any(map(_has_unread_amount, parts_of(part)))
 
 
 def _combinations(events: Sequence[_Event]) -> Iterator[tuple[_Event, ...]]:

@@ -49,7 +49,9 @@ def rounded_among(mask: Mask, reader: Reader, bounds: Bounds, absorbs: float) ->
         if not isinstance(step, Added):
             continue
         parts = split_added(step, gain, reader, MASKS)
-        several = {*parts.fills, lowest_sum(step, reader, bounds) * abs(gain.number)} if len(parts.fills) > 1 else set[float]()
+        several = set(parts.fills) if len(parts.fills) > 1 or parts.adds_unread_amount else set[float]()
+        if len(several) > 1:
+            several.add(lowest_sum(step, reader, bounds) * abs(gain.number))
         numbers = several.union(*(_known_numbers(bias, bounds) for bias in parts.biases))
         for number in sorted(number / abs(gain.number) for number in numbers if gain.number):
             if absorbs < number < ROUNDS and (number > ROUNDS_ALL or is_near_next_float(number)):

@@ -160,3 +160,15 @@ def test_rows_are_level_where_the_device_rounds_scores_beside_a_mask(ep: str, fi
     kept = tuple(name for name in ASSUMPTIONS if name != "level-rows")
     (without,) = onnx_attnfuse.optimize(source, ep=ep, assume=kept, verify="none").report.sites
     assert [reason.code for reason in without.reasons][:1] == (["rounded-mask"] if level else [])
+
+
+@pytest.mark.parametrize(("factor", "status"), [("1000000", "skipped"), ("1e30", "fused")])
+def test_a_factor_of_unread_numbers_rounds_scores_as_a_mask_of_it_does(factor: str, status: str) -> None:
+    constants = f"float one = {{1}}, float factor = {{{factor}}}, float[2, 1, 1] bias = {{0.5, 0.25}}"
+    least = "turned = Neg(mask) most = MaxPool<kernel_shape = [1, 1]>(turned) least = Neg(most)"
+    lost = f"{least} left = Sub(one, least) large = Mul(left, factor)"
+    source = model(
+        ", float[b, 1, 1, t] mask", f"{lost} first = Add(scores, bias) masked = Sub(first, large) {SOFTMAX}", constants
+    )
+    found = site(source)
+    assert (found.status, [reason.code for reason in found.reasons][:1]) == (status, ["rounded-mask"] * (status == "skipped"))
