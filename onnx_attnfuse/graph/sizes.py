@@ -182,12 +182,16 @@ def exact_quotient(dim: Dim, divisor: Dim) -> Dim | None:
 
 
 def floor_quotient(dim: Dim, divisor: Dim) -> Dim:
-    """`dim // divisor`, as an atom where it does not come out even."""
+    """`dim // divisor`, as an atom where it does not come out even; the summands that do stand beside it."""
     exact = exact_quotient(dim, divisor)
     if exact is not None:
         return exact
-    if isinstance(dim, int) and isinstance(divisor, int):
-        return dim // divisor if divisor else 0
+    if isinstance(divisor, int):
+        if isinstance(dim, int) or not divisor:
+            return dim // divisor if divisor and isinstance(dim, int) else 0
+        whole = sum((part for item in summands(dim) if (part := exact_quotient(item, divisor)) is not None), 0)
+        if whole != 0:
+            return whole + floor_quotient(dim - whole * divisor, divisor)
     return _function(f"({dim} // {divisor})", (dim, divisor), lambda v: v[0] // v[1] if v[1] else 0)
 
 

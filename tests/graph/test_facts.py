@@ -174,6 +174,23 @@ def test_pads_that_torchscript_writes_as_views_of_a_list_are_known(line: str, to
     assert " ".join(map(str, Facts(graph).dims(graph.outputs[0]) or ())) == told
 
 
+_MULTIPLE = next(line for line in LINES if "short = Mod(gap, two)" in line)
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        (_MULTIPLE, "-2*(-1*b // 2)"),
+        (_MULTIPLE.replace("Mod(gap, two)", "Identity(gap)"), "2*((b // 2) + 1)"),
+        (_MULTIPLE.replace("Mod(gap, two)", "Mod<fmod = 1>(gap, two)"), "z.0"),
+    ],
+    ids=["padded to a multiple", "padded by another block", "a remainder of the sign of the dividend"],
+)
+def test_lengths_that_are_padded_to_a_multiple_are_known(line: str, told: str) -> None:
+    graph = ir.from_proto(model_of(line)).graph
+    assert " ".join(map(str, Facts(graph).dims(graph.outputs[0]) or ())) == told
+
+
 @pytest.mark.parametrize(
     ("wanted", "dims"), [("4", (2, 3)), ("5", (5, 3)), ("", None)], ids=["the first branch", "the second branch", "not known"]
 )

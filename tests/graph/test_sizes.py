@@ -131,6 +131,7 @@ def test_a_quotient_that_may_have_a_remainder_is_not_exact() -> None:
     assert sizes.exact_quotient(seq, 0) is None
     assert sizes.exact_quotient(0, seq) == 0
     assert sizes.floor_quotient(seq, 2) != sizes.floor_quotient(seq, 3)
+    assert sizes.floor_quotient(seq + 4, 2) == sizes.floor_quotient(seq, 2) + 2 != sizes.floor_quotient(seq + 3, 2) + 2
 
 
 @given(expressions)

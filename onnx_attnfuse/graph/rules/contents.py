@@ -75,8 +75,16 @@ def _numeric(function: Callable[[float], float]) -> Callable[[Scalar], Scalar]:
     return apply
 
 
-def _remainder(left: Scalar, right: Scalar) -> Scalar:
-    return left % right if isinstance(left, int) and isinstance(right, int) and right else None
+def _remainder(node: ir.Node, facts: Known) -> Content:
+    """A remainder of the sign of the divisor, as ONNX has it of whole numbers."""
+    operands = (input_content(node, index, facts) for index in (0, 1))
+    return None if attribute(node, "fmod", 0) else _map(_rest, *operands)
+
+
+def _rest(left: Scalar, right: Scalar) -> Scalar:
+    if not isinstance(left, (int, Size)) or not isinstance(right, int) or not right:
+        return None
+    return left - sizes.floor_quotient(left, right) * right
 
 
 def _divide(node: ir.Node, facts: Known) -> Content:
@@ -340,7 +348,7 @@ CONTENTS: dict[str, ContentRule] = {
     "Floor": _elementwise(_numeric(lambda item: float(math.floor(item)))),
     "Gather": _gather,
     "Identity": _identity,
-    "Mod": _elementwise(_remainder),
+    "Mod": _remainder,
     "Max": _elementwise(_extreme(sizes.maximum, max)),
     "Min": _elementwise(_extreme(sizes.minimum, min)),
     "Mul": _elementwise(_arithmetic(operator.mul)),
