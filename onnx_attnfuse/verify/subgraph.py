@@ -252,7 +252,8 @@ class _Walk:
         known = None if value is None else self._known(value)
         if value is None or known is None or not known[1].is_floating_point() or len(known[0]) < 3:
             return False
-        return not any(is_fresh(name, self._facts) for dim in known[0] for name in sizes.symbols(dim))
+        names = {name for dim in known[0] for name in sizes.symbols(dim)}
+        return not any(is_fresh(name, self._facts) and self._facts.origins[name][0] is not value for name in names)
 
     def _end(self, value: ir.Value) -> Role | None:
         """The role of a value at which the walk ends, or None where it goes on."""

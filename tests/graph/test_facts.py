@@ -157,6 +157,25 @@ def test_a_resized_image_has_the_lengths_that_are_asked_for(line: str, told: str
     assert " ".join(map(str, dims)) == told
 
 
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("z = MaxPool<kernel_shape = [2, 1], strides = [2, 1], pads = [1, 0, 0, 0]>(image)", "a 6 (((b + -1) // 2) + 1) b"),
+        ("z = AveragePool<kernel_shape = [1, 2], ceil_mode = 1>(image)", "a 6 z.2 z.3"),
+        ('z = AveragePool<kernel_shape = [1, 2], auto_pad = "SAME_UPPER">(image)', "a 6 z.2 z.3"),
+        ("z = GlobalMaxPool(image)", "a 6 1 1"),
+        (
+            "z = ConvTranspose<strides = [2, 3], output_padding = [1, 0], pads = [0, 1, 0, 0]>(image, upwards)",
+            "a 2 (2*b + 1) (3*b + -2)",
+        ),
+        ("z = ConvTranspose<output_shape = [9, 9]>(image, upwards)", "a 2 z.2 z.3"),
+    ],
+)
+def test_lengths_of_places_that_a_kernel_is_put_at_are_known(line: str, told: str) -> None:
+    graph = ir.from_proto(model_of(line)).graph
+    assert " ".join(map(str, Facts(graph).dims(graph.outputs[0]) or ())) == told
+
+
 _PADS = next(line for line in LINES if line.startswith("z = Pad(x, p); "))
 
 

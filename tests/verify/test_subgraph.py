@@ -75,6 +75,21 @@ def test_a_shape_does_not_carry_data() -> None:
     assert {item.value.name for item in piece_of(shape_only, "float[n, 2] x, float[2] gate", ("x",)).inputs} == {"x", "gate"}
 
 
+@pytest.mark.parametrize(("asked", "role"), [("Shape", "activation"), ("ReduceMax", None)])
+def test_a_value_of_a_length_that_data_decides_is_cut_off_where_only_its_shape_is_read(asked: str, role: str | None) -> None:
+    """Else the length would be another than that of stops, which have it too."""
+    nodes = f"""
+        kept = Compress<axis = 1>(x, keep)
+        hidden = MatMul(kept, weight)
+        old = MatMul(hidden, hidden)
+        asked = {asked}(kept)
+        size = Cast<to = 7>(asked)
+        new = ConstantOfShape(size)"""
+    found = {item.value.name: item.role for item in piece_of(nodes, "float[b, n, 2] x, bool[n] keep", ("hidden",)).inputs}
+    assert found.get("kept") == role
+    assert ("keep" in found) == (role is None)
+
+
 def test_control_flow_inside_is_refused() -> None:
     branch = """flag = ReduceMax<keepdims = 0>(x) yes = Cast<to = 9>(flag)
     old = If(yes) <then_branch = t () => (float[n, n] p) { p = Relu(x) }, else_branch = e () => (float[n, n] p) { p = Neg(x) }>

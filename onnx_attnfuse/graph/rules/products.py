@@ -86,9 +86,7 @@ def _conv(node: ir.Node, facts: Known) -> Sequence[Dims | None]:
 def _positions(node: ir.Node, data: Dims, kernel: Dims) -> list[Dim]:
     """The number of places a kernel of lengths `kernel` is put at, along each spatial axis."""
     count = len(data)
-    strides: list[int] = attribute(node, "strides", [1] * count)
-    dilations: list[int] = attribute(node, "dilations", [1] * count)
-    pads: list[int] = attribute(node, "pads", [0] * 2 * count)
+    strides, dilations, _, pads = _placing(node, count)
     reach = [(length - 1) * dilation for length, dilation in zip(kernel, dilations, strict=True)]
     free = [data[axis] + (pads[axis] + pads[axis + count] - 1) - reach[axis] for axis in range(count)]
     return [sizes.floor_quotient(length, stride) + 1 for length, stride in zip(free, strides, strict=True)]
@@ -98,18 +96,39 @@ def _conv_transpose(node: ir.Node, facts: Known) -> Sequence[Dims | None]:
     data, weight = input_dims(node, 0, facts), input_dims(node, 1, facts)
     if data is None:
         return [None]
-    if weight is not None:
-        facts.contract(data[1], weight[0])
-    output = node.outputs[0]
-    channels = facts.fresh(output, 1) if weight is None else weight[1] * attribute(node, "group", 1)
-    return [(data[0], channels, *(facts.fresh(output, axis) for axis in range(2, len(data))))]
+    if weight is None:
+        return [(data[0], *(facts.fresh(node.outputs[0], axis) for axis in range(1, len(data))))]
+    facts.contract(data[1], weight[0])
+    return [(data[0], weight[1] * attribute(node, "group", 1), *(_spread(node, data[2:], weight[2:], facts)))]
 
 
-def _spatial(node: ir.Node, facts: Known) -> Sequence[Dims | None]:
-    data = input_dims(node, 0, facts)
+def _spread(node: ir.Node, data: Dims, kernel: Dims, facts: Known) -> list[Dim]:
+    """The lengths over which a kernel of lengths `kernel` spreads each element."""
+    count = len(data)
+    if attribute(node, "auto_pad", "NOTSET") != "NOTSET" or "output_shape" in node.attributes:
+        return [facts.fresh(node.outputs[0], axis + 2) for axis in range(count)]
+    strides, dilations, more, pads = _placing(node, count)
+    ends = [(length - 1) * dilation + 1 for length, dilation in zip(kernel, dilations, strict=True)]
+    cut = [more[axis] - pads[axis] - pads[axis + count] for axis in range(count)]
+    return [(data[axis] - 1) * strides[axis] + ends[axis] + cut[axis] for axis in range(count)]
+
+
+def _placing(node: ir.Node, count: int) -> tuple[list[int], list[int], list[int], list[int]]:
+    """Strides, dilations, what is added at the end, and pads of a kernel."""
+    wanted = {"strides": [1] * count, "dilations": [1] * count, "output_padding": [0] * count, "pads": [0] * 2 * count}
+    strides, dilations, more, pads = (list(attribute(node, name, default)) for name, default in wanted.items())
+    return strides, dilations, more, pads
+
+
+def _pool(node: ir.Node, facts: Known) -> Sequence[Dims | None]:
+    data, kernel = input_dims(node, 0, facts), attribute(node, "kernel_shape")
     if data is None:
         return [None]
-    return [tuple(facts.fresh(node.outputs[0], axis) if axis > 1 else dim for axis, dim in enumerate(data))]
+    if kernel is None:
+        return [(*data[:2], *[1] * (len(data) - 2))]
+    if attribute(node, "auto_pad", "NOTSET") != "NOTSET" or attribute(node, "ceil_mode", 0):
+        return [(*data[:2], *(facts.fresh(node.outputs[0], axis) for axis in range(2, len(data))))]
+    return [(*data[:2], *_positions(node, data[2:], tuple(kernel)))]
 
 
 def _attention(node: ir.Node, facts: Known) -> Sequence[Dims | None]:
@@ -184,7 +203,7 @@ PRODUCTS: dict[str, ShapeRule] = {
     **rules("MatMul MatMulInteger MatMulInteger16 MatMulIntegerToFloat TransposeMatMul", _matmul),
     **rules("Conv ConvInteger FusedConv", _conv),
     **rules("FusedGemm Gemm GemmFastGelu", _gemm),
-    **rules("MaxPool AveragePool GlobalAveragePool GlobalMaxPool LpPool", _spatial),
+    **rules("MaxPool AveragePool GlobalAveragePool GlobalMaxPool LpPool", _pool),
     "Attention": _attention,
     "ConvTranspose": _conv_transpose,
     "Einsum": _einsum,
