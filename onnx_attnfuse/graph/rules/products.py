@@ -15,16 +15,16 @@ from onnx_attnfuse.graph.rules.reading import ShapeRule, einsum_terms, input_dim
 from onnx_attnfuse.graph.sizes import Dim
 
 
-def _matmul(node: ir.Node, facts: Known) -> Sequence[Dims | None]:
-    left, right = input_dims(node, 0, facts), input_dims(node, 1, facts)
+def _matmul(node: ir.Node, facts: Known, second: int = 1) -> Sequence[Dims | None]:
+    left, right = input_dims(node, 0, facts), input_dims(node, second, facts)
     if not left or not right:
         return [None]
     return _product(_turned(node, "A", left), _turned(node, "B", right), facts)
 
 
-def _quantised_matmul(node: ir.Node, facts: Known) -> Sequence[Dims | None]:
-    left, right = input_dims(node, 0, facts), input_dims(node, 3, facts)
-    return _product(left, right, facts) if left and right else [None]
+def _quantised(node: ir.Node, facts: Known) -> Sequence[Dims | None]:
+    """Two tensors of quantised numbers, each with its scale and zero point after it."""
+    return _matmul(node, facts, 3)
 
 
 def _product(left: Dims, right: Dims, facts: Known) -> Sequence[Dims | None]:
@@ -40,18 +40,6 @@ def _turned(node: ir.Node, side: str, dims: Dims) -> Dims:
     if attribute(node, f"transBatch{side}"):
         dims = (*dims[1:-1], dims[0], dims[-1])
     return (*dims[:-2], dims[-1], dims[-2]) if attribute(node, f"trans{side}") else dims
-
-
-def _gemm(node: ir.Node, facts: Known, second: int = 1) -> Sequence[Dims | None]:
-    left, right = input_dims(node, 0, facts), input_dims(node, second, facts)
-    if left is None or right is None or len(left) != 2 or len(right) != 2:
-        return [None]
-    facts.contract(left[0 if attribute(node, "transA", 0) else 1], right[1 if attribute(node, "transB", 0) else 0])
-    return [(left[1 if attribute(node, "transA", 0) else 0], right[0 if attribute(node, "transB", 0) else 1])]
-
-
-def _quantised_gemm(node: ir.Node, facts: Known) -> Sequence[Dims | None]:
-    return _gemm(node, facts, 3)
 
 
 def _einsum(node: ir.Node, facts: Known) -> Sequence[Dims | None]:
@@ -199,15 +187,13 @@ def _meet_mask(node: ir.Node, mask: int, past: int, query: Dims, facts: Known) -
 
 
 PRODUCTS: dict[str, ShapeRule] = {
-    **rules("DynamicQuantizeMatMul FusedMatMul FusedMatMulActivation", _matmul),
+    **rules("DynamicQuantizeMatMul FusedGemm FusedMatMul FusedMatMulActivation Gemm GemmFastGelu", _matmul),
     **rules("MatMul MatMulInteger MatMulInteger16 MatMulIntegerToFloat TransposeMatMul", _matmul),
+    **rules("QGemm QLinearMatMul", _quantised),
     **rules("Conv ConvInteger FusedConv", _conv),
-    **rules("FusedGemm Gemm GemmFastGelu", _gemm),
     **rules("MaxPool AveragePool GlobalAveragePool GlobalMaxPool LpPool", _pool),
     "Attention": _attention,
     "ConvTranspose": _conv_transpose,
     "Einsum": _einsum,
     "QAttention": _projected_attention,
-    "QGemm": _quantised_gemm,
-    "QLinearMatMul": _quantised_matmul,
 }

@@ -9,6 +9,7 @@ import onnx_ir as ir
 from onnx_attnfuse.graph import sizes
 from onnx_attnfuse.graph.constants import attribute, constant_tensor, given, subgraphs
 from onnx_attnfuse.graph.facts_view import Dims, Known, broadcast
+from onnx_attnfuse.graph.ops import COMPARES, REDUCTIONS
 from onnx_attnfuse.graph.rules.reading import (
     ShapeRule,
     axes_of,
@@ -229,22 +230,9 @@ def _same_and_numbers(node: ir.Node, facts: Known) -> Sequence[Dims | None]:
     return [input_dims(node, 0, facts), (), ()]
 
 
-def _broadcast(node: ir.Node, facts: Known) -> Sequence[Dims | None]:
-    return [broadcast([input_dims(node, index, facts) for index in range(len(node.inputs))], facts)]
-
-
-def _chosen(node: ir.Node, facts: Known) -> Sequence[Dims | None]:
-    """The shape of the alternatives, rather than that of the condition, which may be repeated along it."""
-    return [broadcast([input_dims(node, index, facts) for index in (1, 2, 0)], facts)]
-
-
-def _broadcast_quantised(node: ir.Node, facts: Known) -> Sequence[Dims | None]:
-    """Two tensors of quantised numbers, each with its scale and zero point after it."""
-    return [broadcast([input_dims(node, index, facts) for index in (0, 3)], facts)]
-
-
-def _chosen_quantised(node: ir.Node, facts: Known) -> Sequence[Dims | None]:
-    return [broadcast([input_dims(node, index, facts) for index in (1, 4, 0)], facts)]
+def _broadcast(*places: int) -> ShapeRule:
+    """The shape that inputs at some places broadcast to, all where none is named."""
+    return lambda node, facts: [broadcast([input_dims(node, at, facts) for at in places or range(len(node.inputs))], facts)]
 
 
 def _reduce(node: ir.Node, facts: Known) -> Sequence[Dims | None]:
@@ -278,15 +266,11 @@ ELEMENTWISE: dict[str, ShapeRule] = {
     **rules("DynamicQuantizeLinear", _same_and_numbers),
     **rules("BiasSoftmax QuantizeLinear DequantizeLinear RotaryEmbedding", _same),
     **rules("ScatterND ScatterElements Scatter TensorScatter ReverseSequence", _same),
-    **rules("Add Sub Mul Div Pow Mod Min Max Sum Mean PRelu", _broadcast),
-    **rules("Where", _chosen),
-    **rules("QLinearAdd QLinearMul", _broadcast_quantised),
-    **rules("QLinearWhere", _chosen_quantised),
+    **rules("Add Sub Mul Div Pow Mod Min Max Sum Mean PRelu", _broadcast()),
+    **rules("Where", _broadcast(1, 2, 0)),  # the alternatives' own, which a condition may be repeated along
+    **rules("QLinearAdd QLinearMul", _broadcast(0, 3)),
+    **rules("QLinearWhere", _broadcast(1, 4, 0)),
     **rules("QLinearLeakyRelu QLinearSigmoid QLinearSoftmax", _same),
-    **rules("And Or Xor Equal Less LessOrEqual Greater GreaterOrEqual", _broadcast),
-    **rules("BitwiseAnd BitwiseOr BitwiseXor BitShift", _broadcast),
-    **rules(
-        "ReduceSum ReduceMean ReduceMax ReduceMin ReduceProd ReduceL1 ReduceL2 ReduceSumSquare ReduceLogSum ReduceLogSumExp",
-        _reduce,
-    ),
+    **dict.fromkeys(COMPARES | {"And", "Or", "Xor", "BitwiseAnd", "BitwiseOr", "BitwiseXor", "BitShift"}, _broadcast()),
+    **dict.fromkeys(REDUCTIONS, _reduce),
 }
