@@ -78,9 +78,9 @@ def forecast(params: AttentionParams, device: Device) -> Forecast:
     Raises:
         Refused: The operator is not used on the device.
     """
-    if device.members:
-        return _forecast_for_all(params, device.members)
     found = untimed(params, device)
+    if device.members:
+        return found
     return dataclasses.replace(found, time=math.inf if found.fails is not None else _time(params, found.kernel, device))
 
 

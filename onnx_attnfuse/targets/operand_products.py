@@ -267,15 +267,21 @@ def _bias(products: Sequence[MergedProduct], builder: Builder, dtype: ir.DataTyp
     return joined(builder, parts, 0)
 
 
+def weight_of(operand: ir.Value) -> tuple[ir.Value, bool] | None:
+    """The constant that a product reads, and whether its transpose is read, by that product alone; None if it is none."""
+    node, turned = operand.producer(), False
+    if is_standard(node, "Transpose") and node.inputs[0] is not None:
+        if attribute(node, "perm", [1, 0]) != [1, 0] or not is_read_once(operand):
+            return None
+        operand, turned = node.inputs[0], True
+    return None if constant_tensor(operand) is None else (operand, turned)
+
+
 def _is_weight(value: ir.Value) -> bool:
     """Whether a value is a constant, or one that is transposed, whose content is there, and is read once; it is not read."""
-    node, table = value.producer(), value
-    if is_standard(node, "Transpose") and node.inputs[0] is not None:
-        if attribute(node, "perm", [1, 0]) != [1, 0] or not is_read_once(value):
-            return False
-        table = node.inputs[0]
-    tensor = constant_tensor(table)
-    return tensor is not None and is_read_once(table) and is_readable(tensor)
+    found = weight_of(value)
+    tensor = None if found is None else constant_tensor(found[0])
+    return found is not None and tensor is not None and is_read_once(found[0]) and is_readable(tensor)
 
 
 def _fits(bias: ir.Value, columns: int, facts: Facts) -> bool:

@@ -39,6 +39,7 @@ from onnx_attnfuse.graph.facts_view import Dims
 from onnx_attnfuse.graph.ops import CONTRIB
 from onnx_attnfuse.graph.rules.reading import read_part
 from onnx_attnfuse.graph.uses import is_read_once, only_reader, producer_of
+from onnx_attnfuse.targets.operand_products import weight_of
 
 _MATRIX, _STACK = 2, 3
 _Piece = tuple[ir.Value, tuple[int, int]]
@@ -219,14 +220,11 @@ def with_one_table(node: ir.Node, builder: Builder) -> EnablingChange | None:
     FusedMatMul reads the table itself. Where nothing else reads it, there is one copy either way.
     """
     x, turned = node.inputs
-    turning = None if turned is None else turned.producer()
-    if x is None or turned is None or not is_standard(turning, "Transpose") or attribute(turning, "perm", [1, 0]) != [1, 0]:
-        return None
-    table = turning.inputs[0]
+    table, is_turned = (None if turned is None else weight_of(turned)) or (None, False)
     tensor = constant_tensor(table)
-    if table is None or tensor is None or tensor.size < _FEWEST_ELEMENTS or len(tensor.shape) != 2:
+    if x is None or tensor is None or not is_turned or tensor.size < _FEWEST_ELEMENTS or len(tensor.shape) != 2:
         return None
-    if len(table.uses()) < 2 or not is_read_once(turned):
+    if table is None or len(table.uses()) < 2:
         return None
     product = builder.node("FusedMatMul", [x, table], {"transB": 1}, domain=CONTRIB, hint=f"{node.name}/FusedMatMul")
     return EnablingChange(((node.outputs[0], product),), (x,))
@@ -276,7 +274,7 @@ def with_padded_columns(node: ir.Node, builder: Builder) -> EnablingChange | Non
     facts = builder.facts
     result, x, operand = node.outputs[0], node.inputs[0], node.inputs[1]
     dims, dtype = facts.dims(result), facts.dtype(result)
-    weight = None if operand is None else _weight_of(operand)
+    weight = None if operand is None else weight_of(operand)
     if x is None or weight is None or not dims or dtype is None or dtype not in HALVES or facts.dtype(weight[0]) != dtype:
         return None
     table, is_turned = weight
@@ -327,16 +325,6 @@ def _unfolded(product: ir.Value, columns: int, builder: Builder) -> ir.Value:
     rows = builder.reshape(product, [*dims[:-2], dims[-2] * dims[-1]])
     attributes = {"dim": len(dims) - 2, "size": columns, "step": dims[-1]}
     return builder.node("UnfoldTensor", [rows], attributes, domain=CONTRIB, dims=[*dims[:-1], columns])
-
-
-def _weight_of(operand: ir.Value) -> tuple[ir.Value, bool] | None:
-    """The constant that a product reads, and whether its transpose is read; None if it is none."""
-    node, turned = operand.producer(), False
-    if is_standard(node, "Transpose") and node.inputs[0] is not None:
-        if attribute(node, "perm", [1, 0]) != [1, 0] or not is_read_once(operand):
-            return None
-        operand, turned = node.inputs[0], True
-    return None if constant_tensor(operand) is None else (operand, turned)
 
 
 def _padded(value: ir.Value, axis: int, missing: int, builder: Builder) -> ir.Value:
