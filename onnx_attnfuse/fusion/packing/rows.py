@@ -28,8 +28,11 @@ from onnx_attnfuse.fusion.packing.region import Region
 from onnx_attnfuse.fusion.plan import PlanContext
 from onnx_attnfuse.fusion.site import SiteFuser
 from onnx_attnfuse.graph.build import Builder
+from onnx_attnfuse.graph.constants import is_constant
+from onnx_attnfuse.graph.dtypes import FLOATS
 from onnx_attnfuse.graph.edit import answer_needless, check_shapes
 from onnx_attnfuse.graph.sweep import sweep
+from onnx_attnfuse.graph.uses import dependents
 from onnx_attnfuse.reasons import Reason, Refused
 from onnx_attnfuse.targets.base import BuildContext
 from onnx_attnfuse.targets.mask_encoding import KeyPadding
@@ -50,6 +53,8 @@ def pack_rows(
         asked: Rows of padding may come out as 0, and refusals are reported.
         room: How many rows there are, where that is fixed.
     """
+    if not asked and room is None and _gives_padding([item.spec for item in candidates if item.spec is not None], fuser.graph):
+        return 0, []
     packer = RowsPacker(fuser.graph, fuser.context, plan_context, asked=asked, room=room)
     wanted: list[tuple[AttentionSpec, Meaning]] = []
     for candidate in candidates:
@@ -68,6 +73,28 @@ def pack_rows(
     if asked:
         notes += [f"padding stays: {reason}" for reason in dict.fromkeys(packer.reasons.values())]
     return count, notes
+
+
+def _gives_padding(specs: Sequence[AttentionSpec], graph: GraphContext) -> bool:
+    """Whether an output has a row for each token, those of padding too, which can be seen after the last attention already.
+
+    Rows that something else multiplies or chooses may be masked; a sum with something else masks none.
+    """
+    if not specs or isinstance(rows := length(specs[-1].axes.i), int):
+        return False
+    facts = graph.scope.facts
+    result, *rest = dependents([specs[-1].output[0].value])
+    after = {result, *rest}
+    others = (
+        value
+        for node in dict.fromkeys(value.producer() for value in rest)
+        if node is not None and node.op_type != "Add"
+        for value in node.inputs
+        if value is not None and value not in after and not is_constant(value)
+    )
+    numbers = {*FLOATS, ir.DataType.BOOL}
+    given = any(value in after and rows in (facts.dims(value) or ()) for value in graph.scope.graph.outputs)
+    return given and not any(facts.dtype(value) in numbers for value in others)
 
 
 def _finish(packed_region: PackedRegion, builder: Builder) -> None:

@@ -113,6 +113,14 @@ def test_near_misses_keep_their_padding(end: str, bias: str, between: str, after
     _assert_equal(model, result)
 
 
+@pytest.mark.parametrize("after", ["Mul(y1, some)", "Add(y1, some)"])
+def test_rows_of_tokens_that_a_mask_multiplies_are_no_padding(after: str) -> None:
+    model = encoder(end=f"kept = Cast<to=1>(seen) some = Unsqueeze(kept, channels) out = {after}")
+    result = _optimized(model)
+    assert _is_packed(result) == ("Mul" in after)
+    _assert_equal(model, result)
+
+
 def test_hidden_states_are_packed_only_on_request() -> None:
     model = encoder()
     assert not _is_packed(_optimized(model))
