@@ -17,6 +17,8 @@ Array: TypeAlias = npt.NDArray[Any]
 MAX_READ_ELEMENTS = 1 << 16
 """Constants of more elements are weights, which are not read while a model is understood."""
 
+_NESTED = frozenset([ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS])
+
 
 def constant_tensor(value: ir.Value | None) -> ir.TensorProtocol | None:
     """The tensor of an initializer (one that is no graph input) or of a Constant node, else None."""
@@ -114,15 +116,11 @@ def has_unknown_attribute(node: ir.Node) -> bool:
 
 def subgraphs(node: ir.Node) -> Sequence[ir.Graph]:
     """The graphs nested in a node: branches and bodies."""
-    if not node.attributes:
+    found = node.attributes.data
+    if not found:
         return ()
-    graphs: list[ir.Graph] = []
-    for found in node.attributes.data.values():
-        if found.type is ir.AttributeType.GRAPH and not found.is_ref():
-            graphs.append(found.as_graph())
-        elif found.type is ir.AttributeType.GRAPHS and not found.is_ref():
-            graphs += found.as_graphs()
-    return graphs
+    held = [item for item in found.values() if item.type in _NESTED and not item.is_ref()]
+    return [graph for item in held for graph in ((item.as_graph(),) if item.type is ir.AttributeType.GRAPH else item.as_graphs())]
 
 
 def reads(node: ir.Node) -> Iterator[ir.Value]:

@@ -62,12 +62,12 @@ _NO_SOFTMAX = frozenset(["LinearAttention"])
 
 def is_standard(node: ir.Node | None, *ops: str) -> typing.TypeGuard[ir.Node]:
     """Whether there is a node, it is one of the standard's operators, of `ops` or whichever, and nothing of it is unknown."""
-    return node is not None and node.domain in STANDARD and (not ops or node.op_type in ops) and why_unknown(node) is None
+    return node is not None and (not ops or node.op_type in ops) and node.domain in STANDARD and why_unknown(node) is None
 
 
 def is_contrib(node: ir.Node | None, *ops: str) -> typing.TypeGuard[ir.Node]:
     """Whether there is a node, it is one of com.microsoft's operators, of `ops` or whichever, and nothing of it is unknown."""
-    return node is not None and node.domain == CONTRIB and (not ops or node.op_type in ops) and why_unknown(node) is None
+    return node is not None and (not ops or node.op_type in ops) and node.domain == CONTRIB and why_unknown(node) is None
 
 
 def plain_domain(domain: str) -> str:

@@ -120,7 +120,8 @@ def why_unknown(node: ir.Node) -> str | None:
 
     Operators of other domains that the table does not have are left to those who define them.
     """
-    schema = schema_of(node)
+    domain = node.domain
+    schema = table().get(("" if domain in STANDARD else domain, node.op_type))
     if schema is None:
         return f"{node.op_type} of ai.onnx is not known" if node.domain in STANDARD else None
     if node.version is not None and not schema.versions.get(node.version, False):

@@ -16,6 +16,8 @@ from onnx_attnfuse.graph.rules.reading import einsum_terms
 from onnx_attnfuse.graph.uses import reached, sources
 
 Labels = tuple[str, ...]
+PRODUCTS = frozenset(["Einsum", "FusedMatMul", "Gemm", "MatMul"])
+"""Operators of which a node may be a contraction."""
 _MOVES = frozenset(["Pad", "Where"]) | REARRANGES | REPEATS | SLICES | CASTS
 _MOST_STEPS = 32
 """Values above or below a node that are looked at to say what it is."""
@@ -39,16 +41,13 @@ class Contraction:
 
 def read_contraction(node: ir.Node, facts: Facts) -> Contraction | None:
     """Reads `node` as a contraction of two tensors, or returns None."""
-    if len(node.inputs) < 2 or node.inputs[0] is None or node.inputs[1] is None:
+    if node.op_type not in PRODUCTS or len(node.inputs) < 2 or node.inputs[0] is None or node.inputs[1] is None:
         return None
-    standard = is_standard(node)
-    if node.op_type == "Einsum" and standard:
+    if is_standard(node, "Einsum"):
         return _einsum(node, facts)
-    if (node.op_type == "MatMul" and standard) or is_contrib(node, "FusedMatMul"):
-        return _matmul(node, facts)
-    if node.op_type == "Gemm" and standard and (len(node.inputs) < 3 or node.inputs[2] is None):
-        return _matmul(node, facts)
-    return None
+    has_summand = node.op_type == "Gemm" and len(node.inputs) > 2 and node.inputs[2] is not None
+    is_matmul = is_standard(node, "Gemm", "MatMul") or is_contrib(node, "FusedMatMul")
+    return _matmul(node, facts) if is_matmul and not has_summand else None
 
 
 def _matmul(node: ir.Node, facts: Facts) -> Contraction | None:

@@ -14,7 +14,7 @@ import onnx_ir as ir
 
 from onnx_attnfuse.attention.axes.factors import Axes, Axis, Factor, leaves, length, new_axes, replaced
 from onnx_attnfuse.attention.axes.views import IndexedValue, aligned, upward
-from onnx_attnfuse.attention.match.contractions import Contraction, operand_axes, read_contraction
+from onnx_attnfuse.attention.match.contractions import PRODUCTS, Contraction, operand_axes, read_contraction
 from onnx_attnfuse.attention.match.steps import (
     Added,
     Floored,
@@ -56,11 +56,11 @@ class OperandGoals:
     def names(self, node: ir.Node) -> set[str]:
         """The operators of the pattern language that a node may be."""
         found = {node.op_type} if is_standard(node) else set[str]()
-        if self._is_square(node):
+        if node.op_type == "Pow" and self._is_square(node):
             found.add("Mul")
-        if self._inverse(node) is not None:
+        elif node.op_type == "Mul" and self._inverse(node) is not None:
             found.add("Div")
-        if read_contraction(node, self._facts) is not None:
+        elif node.op_type in PRODUCTS and read_contraction(node, self._facts) is not None:
             found |= {"MatMul", "MixHeads"}
         return found
 
