@@ -45,7 +45,7 @@ class Step:
         return again(self.node, given, builder, self.marks.get(0, ()), self.outputs, self.beside, hint)
 
 
-_TAKES_SECOND = frozenset(["FusedMatMul", "Gather", "Gemm", "MatMul", "RotaryEmbedding"])
+_LOOKS_UP, _PRODUCTS = ("Gather", "RotaryEmbedding"), ("FusedMatMul", "Gemm", "MatMul")
 """Operators of which the second input may consist of tokens where these are on axes of their own."""
 
 
@@ -64,16 +64,19 @@ def read_step(node: ir.Node, value: ir.Value, marks: Marks, tokens: Tokens, *, i
         read = _checked(node, *read, tokens)
     if not isinstance(read, str) and value in read.free():
         read = "has tokens as something that is the same for all"
-    if not isinstance(read, str) and not in_place and node.op_type in _TAKES_SECOND and not _is_of_first(read, tokens):
-        read = "chooses by an index that is not constant, or is no product of channels with a matrix"
+    if not isinstance(read, str) and not in_place:
+        read = _beside_others(read, tokens)
     return Reason("not-position-wise", f"{node.op_type} {read}", node.name) if isinstance(read, str) else read
 
 
-def _is_of_first(step: Step, tokens: Tokens) -> bool:
-    """Whether the second input is the same for all tokens, and, of a product, a matrix."""
-    second = given(step.node, 1)
-    is_matrix = step.node.op_type in {"Gather", "RotaryEmbedding"} or second is None or tokens.facts.rank(second) == 2
-    return is_matrix and 1 not in step.marks
+def _beside_others(step: Step, tokens: Tokens) -> Step | str:
+    """A step whose tokens may become one axis in front, or why they may not."""
+    op, second = step.node.op_type, given(step.node, 1)
+    if op in _LOOKS_UP and 1 in step.marks:
+        return "chooses by an index that is not constant"
+    if op in _PRODUCTS and (1 in step.marks or (second is not None and tokens.facts.rank(second) != 2)):
+        return "is no product of channels with a matrix"
+    return step
 
 
 def _read(node: ir.Node, value: ir.Value, marks: Marks, tokens: Tokens) -> tuple[Mapping[int, Marks], Marks] | str:
