@@ -273,7 +273,8 @@ class _Whole:
             return build.expand(own, (length, *dims), where)
         axes = along(node, build.facts)
         moving = {place: item for place, item in enumerate(node.inputs) if item is not None and item in self._moving}
-        if isinstance(axes, str) or not moving.keys() <= axes.keys() or (node.op_type == "Gather" and 1 in moving):
+        is_picked = node.op_type == "Gather" and 1 in moving
+        if isinstance(axes, str) or is_heavy(value) or is_picked or not moving.keys() <= axes.keys():
             raise _left(f"{node.op_type} is in it, which is not computed for all turns at once")
         every = {place: self._aligned(item, len(axes[place])) for place, item in moving.items()}
         results = [("",) * len(dims_of(build, output)) for output in node.outputs]

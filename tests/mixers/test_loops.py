@@ -88,8 +88,21 @@ def _by_key(query: Any, key: Any, value: Any, decay: Any, rate: Any, state: Any)
     return (state * query[..., None]).sum(-2) + value * rate[..., None], state
 
 
+def _turned(query: Any, key: Any, value: Any, decay: Any, rate: Any, state: Any) -> Any:
+    """Keys whose halves each turn exchanges, as rotations do."""
+    key = torch.cat([-key[..., key.shape[-1] // 2 :], key[..., : key.shape[-1] // 2]], -1)
+    state = state * decay.exp()[..., None, None] + key[..., None] * (value * rate[..., None])[..., None, :]
+    return (state * query[..., None]).sum(-2), state
+
+
+def _weighed(query: Any, key: Any, value: Any, decay: Any, rate: Any, state: Any) -> Any:
+    """Keys that each turn makes by a softmax, which proofs do not look into."""
+    state = state * decay.exp()[..., None, None] + key.softmax(-1)[..., None] * (value * rate[..., None])[..., None, :]
+    return (state * query[..., None]).sum(-2), state
+
+
 @pytest.mark.sampled(every=2)
-@pytest.mark.parametrize("step", [_by_key, STEPS[1], STEPS[0], STEPS[5], STEPS[4]])
+@pytest.mark.parametrize("step", [_turned, _by_key, STEPS[1], STEPS[0], STEPS[5], STEPS[4]])
 def test_a_scan_is_one_operator_for_every_length(step: Callable[..., Any]) -> None:
     model = _scanned(step)
     needless = _unused(model)
@@ -107,7 +120,7 @@ def _reset(query: Any, key: Any, value: Any, decay: Any, rate: Any, state: Any) 
 
 
 @pytest.mark.sampled(every=4)
-@pytest.mark.parametrize("step", [_reset, *NEAR])
+@pytest.mark.parametrize("step", [_reset, _weighed, *NEAR])
 def test_near_misses_in_a_scan_are_left(step: Callable[..., Any]) -> None:
     result = optimize(_scanned(step), Options(verify="none"))
     assert [item.operator for item in result.report.mixers] in ([None], [])
