@@ -23,13 +23,14 @@ from onnx_attnfuse.fusion.enabling.products import (
 )
 from onnx_attnfuse.fusion.enabling.rotations import with_paired_rotations, with_rotated_rows, with_whole_rotation
 from onnx_attnfuse.fusion.enabling.rule import EnablingRule, enabling
+from onnx_attnfuse.fusion.enabling.slice_assignments import as_joined_parts
 from onnx_attnfuse.graph.constants import has_unknown_attribute
 from onnx_attnfuse.graph.folding import fold
 from onnx_attnfuse.graph.ops import read_as
 from onnx_attnfuse.kernels.execution_provider import ExecutionProvider
 from onnx_attnfuse.transforms.rewriting import GraphContext
 
-BEFORE: tuple[EnablingRule, ...] = (as_product, as_experts, as_single_experts)
+BEFORE: tuple[EnablingRule, ...] = (as_product, as_joined_parts, as_experts, as_single_experts)
 """Rules that are applied before attention is matched."""
 _APART = "products kept apart from their bias, which ONNX Runtime would make Gemm of"
 APART = {
