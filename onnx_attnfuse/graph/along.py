@@ -17,9 +17,10 @@ import onnx_ir as ir
 from onnx_attnfuse.graph.build import Builder, dims_of
 from onnx_attnfuse.graph.constants import attribute, attributes, given, has_unknown_attribute, subgraphs
 from onnx_attnfuse.graph.facts import Facts
-from onnx_attnfuse.graph.ops import CASTS, CONTRIB, ELEMENTWISE, REARRANGES, REDUCTIONS, read_as
+from onnx_attnfuse.graph.ops import CASTS, CONTRIB, ELEMENTWISE, REARRANGES, REDUCTIONS, REPEATS, read_as
 from onnx_attnfuse.graph.rules.reading import axes_of, slice_bounds, softmax_axis
 from onnx_attnfuse.graph.schemas import schema_of
+from onnx_attnfuse.graph.sizes import Dim
 from onnx_attnfuse.graph.uses import producer_of
 
 Marks: TypeAlias = tuple[str, ...]
@@ -114,6 +115,18 @@ def _rotated(node: ir.Node, rank: int, facts: Facts) -> Mapping[int, Along] | st
     return {0: _but(rank, [-1]), 1: (0, rank - 2)}
 
 
+def _repeated(node: ir.Node, rank: int, facts: Facts) -> Mapping[int, Along] | str:
+    """All axes but those of which elements are repeated."""
+    first, after = given(node, 0), facts.dims(node.outputs[0])
+    before = None if first is None else facts.dims(first)
+    if before is None or after is None or len(before) > len(after):
+        return "repeats axes that are not known"
+    pairs = list(enumerate(zip(before, after[len(after) - rank :], strict=True), len(after) - rank))
+    if any(old not in (1, new) and not (isinstance(old, int) and isinstance(new, int)) for _, (old, new) in pairs):
+        return "repeats axes of unknown length"
+    return {0: tuple(axis if old == new else None for axis, (old, new) in pairs)}
+
+
 def _view(node: ir.Node, rank: int, facts: Facts) -> Mapping[int, Along]:
     """Axes that are joined, split or moved, which a rule does not say."""
     return {0: (None,) * rank}
@@ -134,6 +147,7 @@ _RULES: dict[tuple[str, str], _Rule] = {
     **_rules("", ["LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization"], _normalised),
     **_rules("", ["Gemm", "MatMul"], _product),
     **_rules("", ["Gather"], _gather),
+    **_rules("", REPEATS, _repeated),
     **_rules("", ["Slice"], _slice),
     **_rules(CONTRIB, ["BiasGelu", "FastGelu", "Gelu", "QuickGelu"], _elementwise),
     **_rules(CONTRIB, ["FusedMatMul"], _product),
@@ -187,6 +201,8 @@ def again(
     if node.op_type in REDUCTIONS:
         axes, keep = axes_of(node, 1, len(marks), facts) or [], bool(attribute(node, "keepdims", 1))
         return [builder.reduce(node.op_type, operands[0], [1 + _before(marks, axis) for axis in axes], keep=keep)]
+    if node.op_type in REPEATS:
+        return [_again_repeated(operands[0], dims[0], builder)]
     if node.op_type == "Slice":
         bounds = slice_bounds(node, len(marks), facts) or {}
         taken = [(*bound[:2], 1 + _before(marks, axis), bound[2]) for axis, bound in bounds.items()]
@@ -203,6 +219,18 @@ def again(
         if dtype is not None:
             new.dtype = dtype
     return made.outputs
+
+
+def _again_repeated(value: ir.Value, dims: Sequence[Dim], builder: Builder) -> ir.Value:
+    """A value repeated to other lengths, along an axis as often as these tell."""
+    count, *rest = dims_of(builder, value)
+    own = [count, *[1] * (len(dims) - 1 - len(rest)), *rest]
+    value = builder.reshape(value, own)
+    differs = [old != new for old, new in zip(own, dims, strict=True)]
+    if all(old == 1 for old, is_other in zip(own, differs, strict=True) if is_other):
+        return builder.expand(value, dims, differs)
+    times = [new // old if isinstance(old, int) and isinstance(new, int) else 1 for old, new in zip(own, dims, strict=True)]
+    return builder.node("Tile", [value, builder.constant(times)], dims=dims, dtype=builder.facts.dtype(value))
 
 
 def _axis_of(node: ir.Node) -> int | None:

@@ -79,6 +79,8 @@ def _reading(value: ir.Value, sources: dict[int, ir.TensorProtocol]) -> _Read:
         return lambda known: _kept(value, tensor, known)
     node = producer_of(value)
     inputs = [_reading(item, sources) for item in _data(node)]
+    if node.op_type == "Split":
+        return _split(node, inputs, node.outputs.index(value))
     return _OPERATORS[node.op_type](node, inputs)
 
 
@@ -133,6 +135,21 @@ def _slice(node: ir.Node, inputs: list[_Read]) -> _Read:
 
     def read(known: dict[ir.Value, Array]) -> Array:
         return inputs[0](known)[place]
+
+    return read
+
+
+def _split(node: ir.Node, inputs: list[_Read], place: int) -> _Read:
+    """One part of a Split, by lengths or into equal ones."""
+    axis: int = attribute(node, "axis", 0)
+    lengths = _numbers(node, 1) if len(node.inputs) > 1 else None
+    count = len(node.outputs)
+
+    def read(known: dict[ir.Value, Array]) -> Array:
+        array = inputs[0](known)
+        each = -(-array.shape[axis] // count)
+        ends = [each * part for part in range(1, count)] if lengths is None else np.cumsum(lengths)[:-1]
+        return np.split(array, ends, axis)[place]
 
     return read
 
