@@ -16,9 +16,9 @@ import onnx_ir as ir
 
 from onnx_attnfuse.errors import ModelError, OptionError, VerificationError
 from onnx_attnfuse.fusion.foreign import decompose_nodes
-from onnx_attnfuse.fusion.pass_context import PassContext, Run
+from onnx_attnfuse.fusion.pass_context import PassContext, Run, Undo
 from onnx_attnfuse.fusion.roundings import counted
-from onnx_attnfuse.fusion.shared_cache.decoder import with_past
+from onnx_attnfuse.fusion.shared_cache.decoder import Merged, left, with_past
 from onnx_attnfuse.graph import fixed_sizes
 from onnx_attnfuse.graph.build import builder_for
 from onnx_attnfuse.graph.facts import Facts
@@ -99,6 +99,14 @@ def share_cache(graph: PassContext) -> int:
         return 0
     from onnx_attnfuse.fusion.shared_cache.share import Sharing
 
+    undo = _undo_caches(graph)
+    try:
+        matrices = _derive_cache(graph)
+    except Refused as refused:
+        undo()
+        graph.shared = left({item.node: refused.reason for item in graph.candidates if item.spec is not None})
+        run.notes += [] if graph.shared.note is None else [graph.shared.note]
+        return 0
     fuser = graph.new_site_fuser()
     oldest = min((version for version in (run.runtime, judging()) if version is not None), default=None)
     sharing = Sharing(
@@ -116,11 +124,48 @@ def share_cache(graph: PassContext) -> int:
     run.notes += [] if found.note is None else [found.note]
     graph.shared = found
     if found.decoder is None:
+        if matrices is not None:
+            undo()
+            graph.shared = found
         return 0
-    fold(fuser.graph.builder.rearranged, fuser.graph.builder, "attnfuse/weight")
+    fold([*(matrices or ()), *fuser.graph.builder.rearranged], fuser.graph.builder, "attnfuse/weight")
     kept = {item.node for item in graph.candidates if item.node not in found.sites}
     graph.candidates = [item for item in graph.found() if item.node in kept or not found.sites]
     return max(len(found.sites), 1)
+
+
+def _undo_caches(graph: PassContext) -> Undo:
+    """The undo of other caches: puts the graph and what is known of it back to what they are."""
+    undo, facts, candidates, merged = graph.to_last(), graph.scope.facts, graph.candidates, graph.run.merged
+    origins = dict(facts.origins)
+
+    def undo_all() -> None:
+        undo()
+        facts.origins.clear()
+        facts.origins.update(origins)
+        graph.candidates, graph.run.merged = candidates, merged
+
+    return undo_all
+
+
+def _derive_cache(graph: PassContext) -> list[ir.Value] | None:
+    """Gives attentions caches of keys and values where they have others; the weights made for that, None where they have none.
+
+    Raises:
+        Refused: They have others, which have to stay.
+    """
+    from onnx_attnfuse.fusion.shared_cache.derived import derive, find_derived
+
+    run, builder = graph.run, graph.graph_context().builder
+    specs = [item.spec for item in graph.candidates if item.spec is not None]
+    found = find_derived(graph.scope.graph, builder, specs) if graph.scope.graph is run.model.graph else []
+    if not found:
+        return None
+    source = run.model.clone()
+    own = derive(graph.scope.graph, builder, found)
+    run.merged = Merged(source, None, own) if run.merged is None else dataclasses.replace(run.merged, own=own)
+    graph.candidates = graph.found()
+    return builder.rearranged
 
 
 def check(run: Run) -> int:

@@ -92,8 +92,10 @@ def _reshaped(run: Run) -> Iterator[str]:
     """Lines on the form of a decoder that its cache was to be shared in."""
     if run.tried is not None and run.tried.merged is not None:
         yield f"merged decoder: the branch with a past was tried alone: {run.tried.shared.note}"
-    if run.merged is not None:
+    if run.merged is not None and run.merged.branch is not None:
         yield f"merged decoder: kept the branch with a past and removed the input '{run.merged.branch.name}'"
+    if run.merged is not None and run.merged.own is not None:
+        yield "cache contents changed: keys and values of one size, in the place of what they are computed from"
     if run.changes[LAYING_OUT]:
         layout = "keys and values of each layer as (batch, heads, positions, channels), a mask as (batch, positions)"
         yield f"cache layout changed: {layout}"

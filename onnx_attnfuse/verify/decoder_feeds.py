@@ -57,6 +57,16 @@ class DecoderBranch:
 
 
 @dataclasses.dataclass(frozen=True)
+class OwnCache:
+    """A source's cache from which the keys and values of the result are computed, so that both begin without a past."""
+
+    parts: tuple[tuple[str, str, int], ...]
+    """Inputs and outputs, and the axis along which they grow."""
+    widths: Mapping[str, tuple[int, int]]
+    """Heads and channels of the result's past keys and values, by the first of their names."""
+
+
+@dataclasses.dataclass(frozen=True)
 class Pages:
     """The inputs of a decoder with a cache in pages that tell requests apart, int32."""
 
@@ -101,6 +111,8 @@ class Loop:
     """The source's own buffer; None: its past grows."""
     branch: DecoderBranch | None = None
     """The source's input that selects its branch for a prompt; None: it has one graph for all."""
+    own: OwnCache | None = None
+    """The source's cache where it is another one; None: it has keys and values too."""
     pages: Pages | None = None
     """The result's inputs where its cache is in pages; None: it is one buffer."""
 
@@ -145,6 +157,8 @@ class Decoder:
         """In the order of the loop's pasts."""
         self._outputs, self._names = loop.outputs, frozenset(self._session.inputs())
         self._pasts, self._presents = ([pair[side] for pair in pairs] for pairs in (loop.pasts, loop.presents))
+        if side == 0 and loop.own is not None:
+            self._pasts, self._presents = [name for name, _, _ in loop.own.parts], [name for _, name, _ in loop.own.parts]
 
     def step(self, fed: Mapping[str, Array]) -> dict[str, Array]:
         """The outputs of one step by their names; inputs that the decoder lacks are left out.
@@ -200,11 +214,21 @@ class Feeds:
 
     def cache_shape(self, name: str, batch: int, length: int) -> tuple[int, int, int, int]:
         """The shape of a past, (b, m, t, h)."""
-        heads, channels = (self._size(self.dims[name][axis]) for axis in (1, 3))
+        if self._loop.own is not None:
+            heads, channels = self._loop.own.widths[name]
+        else:
+            heads, channels = (self._size(self.dims[name][axis]) for axis in (1, 3))
         return batch, heads, length, channels
 
     def empty(self, batch: int) -> list[Array]:
         """The past of the source before the first token."""
+        if self._loop.own is not None:
+            parts = [(name, axis, self.dims[name]) for name, _, axis in self._loop.own.parts]
+            shapes = [
+                [0 if place == axis else dim if isinstance(dim, int) else batch for place, dim in enumerate(dims)]
+                for _, axis, dims in parts
+            ]
+            return [np.zeros(shape, self.dtype(name)) for (name, _, _), shape in zip(parts, shapes, strict=True)]
         return [np.zeros(self.cache_shape(name, batch, 0), self.dtype(name)) for name, _ in self._loop.pasts]
 
     def run(self, batch: int, prompt: int, single: int = 0) -> DecoderRun:
@@ -253,9 +277,11 @@ class Feeds:
     def _others(self, keep: Array, new: int, counted: Array) -> dict[str, Array]:
         """Inputs that are neither tokens, positions, mask nor cache."""
         loop, found = self._loop, dict[str, Array]()
+        first, along = (loop.pasts[0][0], 2) if loop.own is None else (loop.own.parts[0][0], loop.own.parts[0][2])
         own = {loop.tokens, loop.mask, loop.positions, *(name for name, _ in loop.pasts)}
+        own |= {name for name, _, _ in (loop.own.parts if loop.own is not None else ())}
         own |= {None if loop.filled is None else loop.filled.position, None if loop.branch is None else loop.branch.name}
-        total, past = self.dims.get(loop.mask, (0, 0))[1], self.dims[loop.pasts[0][0]][2]
+        total, past = self.dims.get(loop.mask, (0, 0))[1], self.dims[first][along]
         axes = (*self.dims[loop.tokens][:2], past, total)
         lengths = zip(axes, (keep.shape[0], new, keep.shape[1] - new, keep.shape[1]), strict=True)
         known = {self._equalities.root(str(axis)): length for axis, length in lengths if not isinstance(axis, int)}

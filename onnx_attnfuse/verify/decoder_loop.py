@@ -90,7 +90,7 @@ class Judge:
         self._source, self._result, self._loop = source, result, loop
         self._feeds = Feeds(before, loop)
         self._rng = np.random.default_rng(0)
-        dtype = self._feeds.dtype(loop.pasts[0][0])
+        dtype = self._feeds.dtype(loop.pasts[0][0] if loop.own is None else loop.own.parts[0][0])
         widest = max((window for window in loop.windows if window), default=0)
         self._warm = widest + _WARM if 0 < widest <= _LONGEST_WARM and not self._feeds.is_large else _WARM
         self._tolerance = _TOLERANCES.get(str(dtype), min(_TOLERANCES.values()))
@@ -98,7 +98,7 @@ class Judge:
     def verdict(self) -> Verdict:
         """Whether both give the same in all loops."""
         largest, count, refused = 0.0, 0, ""
-        for warm in (False, True):
+        for warm in (False, True) if self._loop.own is None else (False,):
             if warm and count and self._feeds.is_large:
                 break
             for case in self._cases(warm=warm):
@@ -186,8 +186,11 @@ class Judge:
 
     def _take_back(self, seen: int) -> None:
         """Leaves the source so many positions; those of a buffer are written anew."""
+        own = self._loop.own
         if self._loop.filled is None:
-            self._source.cache = [array[:, :, :seen] for array in self._source.cache]
+            axes = [2] * len(self._source.cache) if own is None else [axis for _, _, axis in own.parts]
+            pairs = zip(self._source.cache, axes, strict=True)
+            self._source.cache = [array.take(range(seen), axis) for array, axis in pairs]
 
     def _of_source(self, fed: Mapping[str, Array], now: Array, new: int) -> dict[str, Array]:
         """The outputs of one step of the source.
@@ -248,7 +251,8 @@ class Judge:
         past = keep.shape[1]
         windows = self._loop.windows or (None,) * len(self._loop.pasts)
         for place, ((name, _), window) in enumerate(zip(self._loop.pasts, windows, strict=True)):
-            shape, dtype = self._feeds.cache_shape(name, batch, past), self._feeds.dtype(name)
+            shape = self._feeds.cache_shape(name, batch, past)
+            dtype = self._feeds.dtype(name if self._loop.own is None else self._loop.own.parts[0][0])
             numbers = self._rng.standard_normal(shape).astype(dtype)
             room = past + more + SPARE if window is None else window + place // 2 % 2 * SPARE  # a full one shows padding in it
             buffer = (3 * self._rng.standard_normal((*shape[:2], room, shape[3]))).astype(dtype)
@@ -258,7 +262,7 @@ class Judge:
                 buffer[row, :, : tokens.shape[1]] = tokens
             grown.append(self._placed(numbers, past + more))
             buffers.append(buffer)
-        return grown, buffers
+        return grown if self._loop.own is None else self._feeds.empty(batch), buffers
 
     def _placed(self, numbers: Array, least: int) -> Array:
         """The past of the source: as it is, or in the source's own buffer, with other numbers after it."""

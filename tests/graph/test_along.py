@@ -15,7 +15,8 @@ from tests.support.small_models import parsed
 _MODEL = """<ir_version: 9, opset_import: ["" : 18]>
 one (float[4, 3, 6] x, float[4, 3, 6] z, float[3, 6] w, float[4, 6, 2] m) => ({results})
 <float[6] g = {{1, 2, 3, 4, 5, 6}}, float[6, 2] c = {{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12}}, int64[1] first = {{1}},
- int64[1] last = {{3}}, int64[2] pick = {{2, 0}}, int64[3] to = {{3, 8, 3}}, int64 one_of = {{1}}> {{ {results} = {node} }}"""
+ int64[1] last = {{3}}, int64[2] pick = {{2, 0}}, int64[3] to = {{3, 8, 3}},
+ int64[4] more = {{2, 4, 3, 6}}, int64[3] times = {{1, 2, 3}}, int64 one_of = {{1}}> {{ {results} = {node} }}"""
 _SHAPES = {"x": (4, 3, 6), "z": (4, 3, 6), "w": (3, 6), "m": (4, 6, 2)}
 _TURNS = 5
 
@@ -71,6 +72,8 @@ def _again(node: str, results: str, moving: set[str]) -> tuple[ir.Model, ir.Mode
         ("Transpose<perm=[2, 0, 1]>(x)", "y", "x"),
         ("Reshape(x, to)", "y", "x"),
         ("Unsqueeze(x, first)", "y", "x"),
+        ("Expand(x, more)", "y", "x"),
+        ("Tile(x, times)", "y", "x"),
     ],
 )
 def test_each_index_in_front_gives_what_it_gives_alone(node: str, results: str, moving: str) -> None:
@@ -93,6 +96,8 @@ def test_each_index_in_front_gives_what_it_gives_alone(node: str, results: str, 
         ("ReduceSum<keepdims=0>(x, first)", {0: (0, None, 1)}),
         ("Gather<axis=1>(x, one_of)", {0: (0, None, 1), 1: ()}),
         ("MatMul(w, m)", {0: (0, 1, None), 1: (0, None, 2), 2: (0, 1, 2)}),
+        ("Expand(x, more)", {0: (1, 2, 3)}),
+        ("Tile(x, times)", {0: (0, None, None)}),
     ],
 )
 def test_axes_that_are_mixed_go_along_with_none(node: str, axes: dict[int, tuple[int | None, ...]]) -> None:

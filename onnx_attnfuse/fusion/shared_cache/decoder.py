@@ -23,7 +23,7 @@ from onnx_attnfuse.graph.uses import before, label
 from onnx_attnfuse.reasons import Reason
 from onnx_attnfuse.report.model import SiteReport
 from onnx_attnfuse.serving.decoder import ServedDecoder
-from onnx_attnfuse.verify.decoder_feeds import DecoderBranch, Loop
+from onnx_attnfuse.verify.decoder_feeds import DecoderBranch, Loop, OwnCache
 from onnx_attnfuse.verify.input_kinds import kinds
 from onnx_attnfuse.verify.verdict import Verified
 
@@ -31,7 +31,7 @@ LENGTH, TOTAL = "max_sequence_length", "total_sequence_length"
 """The names of the buffer's length, and of that of an added mask."""
 POSITIONS = 2
 """The axis of positions in a cache, (b, heads, positions, channels)."""
-_PARTS = 2
+_Check = Callable[[ir.Model, ir.Model, Loop], Verified | None]
 _NONE = "no attention takes past keys and values as inputs and returns them as outputs"
 
 
@@ -42,12 +42,24 @@ def window_length(window: int) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Merged:
-    """Two decoders in one model."""
+    """A decoder that another one was made from."""
 
     source: ir.Model
-    """The model with both."""
-    branch: DecoderBranch
-    """The input that chooses between them."""
+    """Two decoders in one model, or one with another cache."""
+    branch: DecoderBranch | None
+    """The input that chooses between two."""
+    own: OwnCache | None = None
+    """The cache where it is another one."""
+
+    def check(self, check: _Check, before: ir.Model, after: ir.Model, loop: Loop) -> Verified | None:
+        """Judges a decoder beside this one as it is called, and beside the one made of it where that has another cache.
+
+        Raises:
+            Refused: It differs.
+        """
+        if self.own is not None:
+            check(before, after, loop)
+        return check(self.source, after, dataclasses.replace(loop, branch=self.branch, own=self.own))
 
 
 def with_past(model: ir.Model) -> tuple[ir.Model, Merged] | None:
@@ -181,18 +193,7 @@ def why_no_cache(graph: ir.Graph) -> str:
             return f"{where}, as where decoders with and without a past are merged; export only the one with a past"
     if any(map(is_attention, graph)):
         return f"{_NONE}; some are operators already, start from the model as it was exported"
-    if (latent := next(filter(None, map(_appended, graph)), None)) is not None:
-        what = f"'{latent.name}' is appended to, and keys and values are computed from all of it, as from latents (MLA)"
-        return f"{_NONE}: {what}"
     return f"{_NONE}; export the decoder with its past"
-
-
-def _appended(node: ir.Node) -> ir.Value | None:
-    """The input that a node appends to, for an output; None where it does not."""
-    past = node.inputs[0] if is_standard(node, "Concat") and len(node.inputs) == _PARTS else None
-    if past is None or not past.is_graph_input() or past.const_value is not None or not node.outputs[0].is_graph_output():
-        return None
-    return past if past.dtype is not None and past.dtype.is_floating_point() else None
 
 
 def note_on(

@@ -183,19 +183,19 @@ def _lay_out(graph: ir.Graph, builder: Builder, caches: Sequence[_Cached], given
     graph.outputs[:] = results
     sweep([*given_out, *outputs])
     for given, parts in inputs.items():
-        _answer(given, builder)
+        answer(given, builder)
         if len(parts) == 1:
             given.name, parts[0].name = None, given.name
     graph.sort()
     return not any(given.uses() for given in inputs)
 
 
-def _answer(given: ir.Value, builder: Builder) -> None:
+def answer(given: ir.Value, builder: Builder) -> None:
     """Gives whoever asks for the shape of a cache, or of a view of it, the same numbers from elsewhere."""
     for node, _ in tuple(given.uses()):
         if is_copy(node) or is_standard(node, *REARRANGES, *SLICES, *GATHERS):
             for output in node.outputs:
-                _answer(output, builder)
+                answer(output, builder)
             sweep(node.outputs)
     answer_shapes(given, builder)
 

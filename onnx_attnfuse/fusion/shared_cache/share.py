@@ -51,6 +51,7 @@ from onnx_attnfuse.fusion.shared_cache.sites import (
     is_fitted,
     read_site,
     with_leaders,
+    with_shared_heads,
 )
 from onnx_attnfuse.fusion.shared_cache.static import is_static, read_static
 from onnx_attnfuse.graph.assumptions import AssumptionName, named_in_order
@@ -90,7 +91,7 @@ class Sharing:
     plan_context: PlanContext
     """The target of the plan, and assumptions about padding."""
     merged: Merged | None
-    """The merged decoder that the model was extracted from, which the result is then compared with."""
+    """The decoder that the model was made from, which the result is then compared with."""
     context_length: int | None
     """How many positions there will be at most, where a caller says so."""
     is_quantised: bool
@@ -153,7 +154,7 @@ class Sharing:
         for candidate in cached:
             assert candidate.spec is not None
             try:
-                sites.append(self._site(candidate, candidate.spec))
+                sites.append(self._site(candidate, with_shared_heads(candidate.spec)))
             except Refused as refused:
                 reasons[candidate.node] = refused.reason
         if reasons:
@@ -276,11 +277,11 @@ class Sharing:
         raise Refused(edit.reason.code, edit.reason.message, edit.reason.node)
 
     def _check(self, before: ir.Model, loop: Loop) -> Callable[[], Verified | None]:
-        """The judge of the rewritten model: beside the source, of two merged decoders beside both as they are called."""
+        """The judge of the rewritten model: beside the source as it is called, before the model was made of it."""
         check, model = self.graph.verifier.check_loop, self.graph.model
         if self.merged is None:
             return functools.partial(check, before, model, loop)
-        return functools.partial(check, self.merged.source, model, dataclasses.replace(loop, branch=self.merged.branch))
+        return functools.partial(self.merged.check, check, before, model, loop)
 
     def _attended(self, sites: Sequence[CachedSite], mask: ir.Value, edit: Edit) -> tuple[Lengths, list[Attended]]:
         """Puts operators that share the buffer in the place of attentions."""

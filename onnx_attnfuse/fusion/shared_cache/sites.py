@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
-from onnx_attnfuse.attention.axes.factors import length
+from onnx_attnfuse.attention.axes.factors import leaves, length
 from onnx_attnfuse.attention.axes.views import IndexedValue
 from onnx_attnfuse.attention.masks.classify import Meaning
 from onnx_attnfuse.attention.masks.mask_terms import nonzero, position, size, value_of
@@ -108,6 +108,18 @@ def read_site(node: ir.Node, spec: AttentionSpec, meaning: Meaning, context: Bui
     present_key, present_value = (indexed.value for indexed in cache.present)
     mask = padding_input(spec, meaning, facts)
     return CachedSite(node, spec, meaning, (key, value), (present_key, present_value), mask, None if window == -1 else window)
+
+
+def with_shared_heads(spec: AttentionSpec) -> AttentionSpec:
+    """The attention with each axis of a known length that neither keys nor values have as the innermost of its heads.
+
+    So are keys and values that serve the first queries of several rounds, or each a round, no matter how they are repeated.
+    """
+    own = {leaf for operand in (spec.key, spec.value) for axis in operand[-1].indexed.axes for leaf in leaves(axis)}
+    heads = leaves(spec.heads)
+    rest = (*heads, *(leaf for leaf in leaves(spec.batch_axis) if leaf not in heads))
+    absent = tuple(leaf for leaf in rest if leaf not in own and isinstance(leaf.size, int))
+    return dataclasses.replace(spec, heads=(*(leaf for leaf in heads if leaf not in absent), *absent))
 
 
 def with_leaders(sites: Sequence[CachedSite], *, may_follow: bool) -> list[CachedSite]:

@@ -127,7 +127,8 @@ def test_a_window_counts_tokens() -> None:
 def test_sinks_go_into_the_operator(cast: bool) -> None:
     more = SINKS["more"].replace("Concat<axis=-1>(masked{i}, wide_sink{i})", "Concat<axis=-1>(masked{i}, same{i})")
     more = more.replace("both{i}", "same{i} = Cast<to=1>(wide_sink{i}) both{i}")
-    model = decoder(**(SINKS | {"more": more} if cast else SINKS))
+    traits: dict[str, Any] = SINKS | {"more": more} if cast else SINKS
+    model = decoder(**traits)
     result = shared(model)
     nodes = [node for node in result.model.graph.node if node.op_type == "GroupQueryAttention"]
     assert [bool(node.input[11]) for node in nodes] == [True, True]
@@ -346,7 +347,6 @@ _SUM = "total_sum = ReduceSum<keepdims=0>({name})"
             {"more": "biased{i} = Add(masked{i}, slopes)", "scores": "biased{i}", "inputs": ", float[1, 4, 1, 1] slopes"},
             "mask-form",
         ),
-        ({"size": 4, "rotated": False}, "head-size"),
         ({"end": LOGITS + _SUM.format(name="past_key_0"), "outputs": ", float[] total_sum"}, "cache-used"),
         ({"end": LOGITS + _SUM.format(name="present_value_1"), "outputs": ", float[] total_sum"}, "cache-used"),
         ({"seen": PADDED.replace("Cast<to=9>(attention_mask)", "Equal(attention_mask, reach)")}, "padding-unread"),
@@ -369,23 +369,18 @@ def test_near_misses_are_left_as_they_were(near_miss: dict[str, Any], code: str)
     session(result.model)
 
 
-@pytest.mark.parametrize(("made_of_all", "said"), [(True, "as from latents (MLA)"), (False, "export the decoder with its past")])
-def test_a_cache_that_keys_are_computed_from_is_told_apart_from_none(made_of_all: bool, said: str) -> None:
+def test_what_is_not_given_out_is_no_cache() -> None:
     model = decoder()
     for node in model.graph.node:
         if node.op_type == "Unsqueeze" and node.input[0].startswith("present_"):
-            node.input[0] += "_made"
+            node.input[0] += "_kept"
     for at, node in reversed(list(enumerate(model.graph.node))):
         if node.output[0].startswith("present_"):
-            made = onnx.helper.make_node("Tanh", [node.output[0]], [f"{node.output[0]}_made"])
-            model.graph.node.insert(at + 1, made)
-            if not made_of_all:  # what is given out is not what is appended to
-                kept, node.output[0] = node.output[0], f"{node.output[0]}_kept"
-                made.input[0] = node.output[0]
-                model.graph.node.insert(at + 1, onnx.helper.make_node("Neg", [node.output[0]], [kept]))
+            given, node.output[0] = node.output[0], f"{node.output[0]}_kept"
+            model.graph.node.insert(at + 1, onnx.helper.make_node("Neg", [node.output[0]], [given]))
     result = shared(model, verify="none")
-    (note,) = (note for note in result.report.notes if note.startswith("no attention takes past keys and values"))
-    assert note.endswith(said)
+    assert result.report.decoder is None
+    assert {"cache-kept"} == {reason.code for site in result.report.sites for reason in site.reasons}
 
 
 def _unnamed(model: onnx.ModelProto, *, named_apart: bool) -> onnx.ModelProto:
