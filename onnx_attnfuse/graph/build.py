@@ -17,7 +17,7 @@ import onnx
 import onnx_ir as ir
 
 from onnx_attnfuse.graph.constants import Array
-from onnx_attnfuse.graph.dtypes import largest
+from onnx_attnfuse.graph.dtypes import HALVES, largest
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.facts_view import Dims, broadcast
 from onnx_attnfuse.graph.scopes import Scope
@@ -39,6 +39,11 @@ def dims_of(builder: Builder, value: ir.Value) -> Dims:
     dims = builder.facts.dims(value)
     assert dims is not None
     return dims
+
+
+def _rounding(number: float, dtype: ir.DataType) -> float:
+    """How far a number is from that which a float type has, as a part of it."""
+    return abs(float(np.asarray(number).astype(dtype.numpy())) / number - 1)
 
 
 def builder_for(scope: Scope, names: set[str], opset: int = 0) -> Builder:
@@ -173,6 +178,16 @@ class Builder:
         if math.isfinite(number):
             number = max(-largest(element), min(largest(element), number))
         return self.constant(np.asarray(number).astype(element.numpy()), "attnfuse/scalar")
+
+    def times(self, value: ir.Value, factor: float) -> ir.Value:
+        """`value` multiplied by a number, or divided by its inverse where a type of 16 bits has that; itself if it is 1."""
+        if factor == 1:
+            return value
+        dtype = self.facts.dtype(value)
+        is_divided = (
+            dtype is not None and dtype in HALVES and factor != 0 and _rounding(1 / factor, dtype) < _rounding(factor, dtype)
+        )
+        return self.elementwise("Div" if is_divided else "Mul", [value, self.scalar(1 / factor if is_divided else factor, dtype)])
 
     def cast(self, value: ir.Value, dtype: ir.DataType) -> ir.Value:
         """`value` as `dtype`."""

@@ -77,3 +77,26 @@ def test_an_operator_that_the_opset_lacks_is_refused(opset: int) -> None:
     with pytest.raises(Refused, match="Einsum is not in opset 11"):
         builder.node("Einsum", [x, x], {"equation": "bs,bs->b"})
     assert len(model.graph) == 1
+
+
+@pytest.mark.parametrize(
+    ("dtype", "factor", "op", "number"),
+    [
+        ("float16", 1 / 3.46484375, "Div", 3.46484375),
+        ("float16", 0.5, "Mul", 0.5),
+        ("float16", 3.46484375, "Mul", 3.46484375),
+        ("float", 1 / 3.46484375, "Mul", np.float32(1 / 3.46484375)),
+    ],
+    ids=["the inverse of what the type has", "a power of two", "what the type has", "a type with digits enough"],
+)
+def test_a_factor_keeps_its_digits(dtype: str, factor: float, op: str, number: float) -> None:
+    model = ir.from_proto(parsed(TEXT.replace("SHAPE", "s").replace("float[", f"{dtype}[")))
+    builder = Builder(model.graph, Facts(model.graph), 18, set())
+    builder.at(next(iter(model.graph)))
+    made = builder.times(model.graph.inputs[0], factor).producer()
+    assert made is not None
+    constant = made.inputs[1]
+    assert constant is not None
+    assert constant.const_value is not None
+    assert (made.op_type, float(constant.const_value.numpy())) == (op, number)
+    assert builder.times(model.graph.inputs[0], 1.0) is model.graph.inputs[0]

@@ -125,8 +125,7 @@ def _joined_scores(softmax: Softmax, builder: Builder) -> EnablingChange | None:
             continue
         builder.at(node)
         made = _product(rows, builder)
-        if made is not None and blocks[0].factor != 1:
-            made = builder.elementwise("Mul", [made, builder.scalar(blocks[0].factor, facts.dtype(made))])
+        made = None if made is None else builder.times(made, blocks[0].factor)
         if made is not None and any(block.added is not None for block in blocks):
             masks = [mask for row in rows if (mask := _masks(row, builder)) is not None]
             mask = _joined(masks, builder) if len(masks) == len(rows) else None

@@ -189,8 +189,7 @@ def _rewritten(scores: ir.Value, product: _Product, builder: Builder) -> Enablin
     if form is None or not facts.assumed.names.issuperset(form.assumes):
         return None
     made, dtype = product.written(builder), facts.dtype(scores)
-    if form.factor != 1:
-        made = builder.elementwise("Mul", [made, builder.scalar(float(form.factor), dtype)])
+    made = builder.times(made, float(form.factor))
     frontier = [*product.operands] if product.equation else [product.value]
     ends = [item for item in form.ends if not is_constant(item) and item is not product.value]
     frontier += ends

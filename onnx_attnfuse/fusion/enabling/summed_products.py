@@ -51,24 +51,19 @@ def with_products_joined(softmax: Softmax, builder: Builder) -> EnablingChange |
     builder.at(node)
     dtype, factors = facts.dtype(scores), [factor for _, factor in products]
     outside = factors[0] if len(set(factors)) == 1 else 1.0
-    scaled = [_times(item, factor / outside, builder) for item, factor in zip(operands[0], factors, strict=True)]
+    scaled = [builder.times(item, factor / outside) for item, factor in zip(operands[0], factors, strict=True)]
     (summed,) = first.summed
     joined = [
         builder.node("Concat", items, {"axis": labels.index(summed)})
         for items, labels in zip((scaled, operands[1]), first.labels, strict=True)
     ]
     made = builder.node(first.node.op_type, joined, attributes(first.node), dims=facts.dims(scores), dtype=dtype)
-    made = _times(made, outside, builder)
+    made = builder.times(made, outside)
     rest = [term for term in terms if term.product is None]
     for term in rest:
-        made = builder.elementwise("Add", [made, _times(term.value, term.factor, builder)])
+        made = builder.elementwise("Add", [made, builder.times(term.value, term.factor)])
     ends = [*operands[0], *operands[1], *(term.value for term in rest)]
     return EnablingChange(((scores, made),), tuple(dict.fromkeys(ends)))
-
-
-def _times(value: ir.Value, factor: float, builder: Builder) -> ir.Value:
-    """A value multiplied by a number; itself where that is 1."""
-    return value if factor == 1 else builder.elementwise("Mul", [value, builder.scalar(factor, builder.facts.dtype(value))])
 
 
 def _terms(scores: ir.Value, facts: Facts) -> Sequence[_Term]:
