@@ -321,10 +321,10 @@ def with_values_joined(softmax: Softmax, builder: Builder) -> EnablingChange | N
     if any(value.producer() in products for value in above):
         return None  # a value depends on another product
     results = [node.outputs[0] for node in products]
-    axis = len(shapes[0]) - 1
     builder.at(last)
-    value = builder.node("Concat", values, {"axis": axis})
+    value = builder.node("Concat", values, {"axis": len(shapes[0]) - 1})
     product = builder.node("MatMul", [weights, value])
+    axis = len(dims_of(builder, product)) - 1
     pairs, start = list[tuple[ir.Value, ir.Value]](), 0
     for result, width in zip(results, widths, strict=True):
         pairs.append((result, builder.slice(product, axis, start, start + width)))

@@ -88,6 +88,22 @@ def test_values_that_rest_on_the_other_part_are_left() -> None:
     assert (site.status, [reason.code for reason in site.reasons]) == ("skipped", ["inner-value-used"])
 
 
+@pytest.mark.parametrize(("gated", "status"), [("", "fused"), ("gate = Softmax<axis = -1>(q) weights = Mul(q, gate)", "skipped")])
+def test_values_of_fewer_axes_than_the_weights_have_one_attention(gated: str, status: str) -> None:
+    """Other products with two matrices, of a gate that is no attention, stay as they are."""
+    made = gated or "kt = Transpose<perm = [1, 0]>(k) scores = MatMul(q, kt) weights = Softmax<axis = -1>(scores)"
+    before = parsed(f"""{HEADER}
+    shared (float[b, s, 4] q, float[4, 4] k, float[4, 4] v, float[4, 3] w) => (float[b, s, 4] out, float[b, s, 3] other) {{
+        {made} out = MatMul(weights, v) other = MatMul(weights, w) }}""")
+    rng, result = np.random.default_rng(0), onnx_attnfuse.optimize(before)
+    sizes = {"q": (2, 5, 4), "k": (4, 4), "v": (4, 4), "w": (4, 3)}
+    given = {name: rng.standard_normal(size, np.float32) for name, size in sizes.items()}
+    for name, array in run(before, given).items():
+        np.testing.assert_allclose(run(result.model, given)[name], array, rtol=1e-5, atol=1e-6)
+    assert result.report.differing == 0
+    assert [site.status for site in result.report.sites] == [status]
+
+
 _DIFFERENCE = """weights = Softmax<axis = -1>(scores)
     qt = Neg(q)
     others = MatMul(qt, kt)
