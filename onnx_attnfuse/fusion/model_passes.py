@@ -26,11 +26,13 @@ from onnx_attnfuse.graph.fixed_sizes import fold_sizes, input_sizes, inputs_with
 from onnx_attnfuse.graph.folding import fold
 from onnx_attnfuse.graph.ops import is_attention
 from onnx_attnfuse.graph.scopes import all_names, scopes
+from onnx_attnfuse.graph.uses import label
 from onnx_attnfuse.kernels.capture import capture_blockers
 from onnx_attnfuse.kernels.device import resolve
 from onnx_attnfuse.kernels.execution_provider import ExecutionProvider
 from onnx_attnfuse.kernels.operators import group_query_attention, info_of
 from onnx_attnfuse.kernels.operators.group_query_attention import INFO
+from onnx_attnfuse.kernels.support import supported
 from onnx_attnfuse.options import Options
 from onnx_attnfuse.reasons import Reason, Refused
 from onnx_attnfuse.report.model import CaptureReport, Report
@@ -137,10 +139,11 @@ def share_cache(graph: PassContext) -> int:
 def _undo_caches(graph: PassContext) -> Undo:
     """The undo of other caches: puts the graph and what is known of it back to what they are."""
     undo, facts, candidates, merged = graph.to_last(), graph.scope.facts, graph.candidates, graph.run.merged
-    origins = dict(facts.origins)
+    origins, decomposed = dict(facts.origins), graph.run.decomposed_cached
 
     def undo_all() -> None:
         undo()
+        graph.run.decomposed_cached = decomposed
         facts.origins.clear()
         facts.origins.update(origins)
         graph.candidates, graph.run.merged = candidates, merged
@@ -154,15 +157,22 @@ def _derive_cache(graph: PassContext) -> list[ir.Value] | None:
     Raises:
         Refused: They have others, which have to stay.
     """
-    from onnx_attnfuse.fusion.shared_cache.derived import derive, find_derived
+    from onnx_attnfuse.fusion.shared_cache.derived import derive, find_derived, other_caches
 
-    run, builder = graph.run, graph.graph_context().builder
+    run, scope, context = graph.run, graph.scope, graph.graph_context()
     specs = [item.spec for item in graph.candidates if item.spec is not None]
-    found = find_derived(graph.scope.graph, builder, specs) if graph.scope.graph is run.model.graph else []
-    if not found:
+    others = other_caches(scope.graph, scope.facts, specs) if scope.graph is run.model.graph else []
+    if not others:
         return None
-    source = run.model.clone()
-    own = derive(graph.scope.graph, builder, found)
+    source, builder = run.model.clone(), context.builder
+    names = {spec.name for spec in others}
+    if operators := [item.node for item in graph.candidates if is_attention(item.node) and label(item.node) in names]:
+        run.decomposed_cached = run.decomposed_cached + decompose_nodes(context, operators)
+        graph.candidates = graph.found()
+        specs = [item.spec for item in graph.candidates if item.spec is not None]
+    found = find_derived(scope.graph, builder, specs)
+    wide_heads = supported(INFO.key, run.plan_context.device.provider).wide_heads
+    own = derive(scope.graph, builder, found, wide_heads=wide_heads)
     run.merged = Merged(source, None, own) if run.merged is None else dataclasses.replace(run.merged, own=own)
     graph.candidates = graph.found()
     return builder.rearranged

@@ -94,6 +94,8 @@ class OpSupport:
     """Whether a bias may be broadcast over all entries or all heads; if not, or not known, it is passed as (b, n, s, t)."""
     bias_beside_lengths: bool = False
     """Whether GroupQueryAttention is known to add a bias where each entry has a length of its own."""
+    wide_heads: bool = False
+    """Whether heads of GroupQueryAttention are known to take more than 256 channels."""
     reads_without_new_keys_from: tuple[int, int] | None = None
     """The ONNX Runtime from which on GroupQueryAttention reads a buffer that holds the new keys already; None: not known to."""
     counts_rows_from: tuple[int, int] | None = None

@@ -30,6 +30,7 @@ from onnx_attnfuse.graph.along import Marks, others
 from onnx_attnfuse.graph.build import Builder, dims_of
 from onnx_attnfuse.graph.constants import attribute, is_standard
 from onnx_attnfuse.graph.edit import answer_shapes
+from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.sizes import Dim
 from onnx_attnfuse.graph.sweep import sweep
 from onnx_attnfuse.graph.uses import label, viewers
@@ -41,6 +42,8 @@ _EIGHT = 8
 """The divisor of the sizes of heads in a buffer."""
 _PARTS = 2
 """Keys and values."""
+_WIDE = 256
+"""From here on not every provider has kernels for heads of so many channels."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,18 +65,39 @@ def find_derived(graph: ir.Graph, builder: Builder, specs: Sequence[AttentionSpe
         Refused: One has a cache that cannot be another one.
     """
     grown = {node.outputs[0]: node for node in graph if _grows(node)}
-    found = (_derived(with_shared_heads(spec), builder, grown) for spec in specs) if grown else ()
-    return [item for item in found if item is not None]
+    return [_derived(with_shared_heads(spec), builder, grown) for spec in other_caches(graph, builder.facts, specs)]
 
 
-def derive(graph: ir.Graph, builder: Builder, found: Sequence[Derived]) -> OwnCache:
+def other_caches(graph: ir.Graph, facts: Facts, specs: Sequence[AttentionSpec]) -> list[AttentionSpec]:
+    """The attentions with a cache of something else than keys and values of one size that a buffer may have."""
+    grown: list[tuple[ir.Value, int]] = [(node.outputs[0], attribute(node, "axis", 0)) for node in graph if _grows(node)]
+    lengths: list[Dim] = [dims[axis] for value, axis in grown if (dims := facts.dims(value)) is not None]
+
+    def has_other(spec: AttentionSpec) -> bool:
+        size, other = length(spec.axes.h), length(spec.axes.v)
+        if length(spec.axes.j) not in lengths or length(spec.axes.i) == length(spec.axes.j):
+            return False
+        if not isinstance(size, int) or not isinstance(other, int):
+            return False
+        return spec.cache is None or size != other or size % _EIGHT != 0
+
+    return [spec for spec in specs if has_other(spec)]
+
+
+def derive(graph: ir.Graph, builder: Builder, found: Sequence[Derived], *, wide_heads: bool) -> OwnCache:
     """Gives attentions caches of keys and values, in place; those that they had are returned.
+
+    Args:
+        graph: The decoder.
+        builder: Its builder.
+        found: The attentions.
+        wide_heads: The operator takes heads of any number of channels.
 
     Raises:
         Refused: Something else reads an old one, or it is not read from products of matrices.
     """
     for item in found:
-        item.rewrite()
+        item.rewrite(wide_heads=wide_heads)
     return _connect(graph, builder, found)
 
 
@@ -85,28 +109,24 @@ def _grows(node: ir.Node) -> bool:
     return past is not None and past.is_graph_input() and past.const_value is None
 
 
-def _derived(spec: AttentionSpec, builder: Builder, grown: Mapping[ir.Value, ir.Node]) -> Derived | None:
-    """An attention whose cache is to be another one, or None.
+def _derived(spec: AttentionSpec, builder: Builder, grown: Mapping[ir.Value, ir.Node]) -> Derived:
+    """An attention whose cache is to be another one.
 
     Raises:
-        Refused: It has a cache that cannot be another one.
+        Refused: It cannot be.
     """
-    facts, axes = builder.facts, spec.axes
-    lengths: list[Dim] = [dims[attribute(node, "axis", 0)] for value, node in grown.items() if (dims := facts.dims(value))]
-    size, other = length(axes.h), length(axes.v)
-    if length(axes.j) not in lengths or length(axes.i) == length(axes.j):
-        return None
-    if not isinstance(size, int) or not isinstance(other, int):
-        return None
-    if spec.cache is not None and size == other and size % _EIGHT == 0:
-        return None
+    axes, size, other = spec.axes, length(spec.axes.h), length(spec.axes.v)
+    assert isinstance(size, int)
+    assert isinstance(other, int)
     key, value = (_operand(found, channels, spec) for found, channels in ((spec.key, axes.h), (spec.value, axes.v)))
     products = [[node for role, node in spec.roles if role == wanted] for wanted in ("scores", "result")]
     scores, result = (nodes[0] if len(nodes) == 1 and is_standard(nodes[0], "MatMul") else None for nodes in products)
+    if length(axes.b) == 1:
+        raise Refused("cache-kept", "keys and values that are computed from a cache are not read for one entry alone", spec.name)
     if key is None or value is None or scores is None or result is None:
         message = "a cache of keys and values cannot take the place of it, as they are not read from products of matrices"
         raise Refused("cache-kept", message, spec.name)
-    expansion = Expansion(builder, Tokens(facts, length(axes.b), length(axes.j)), grown)
+    expansion = Expansion(builder, Tokens(builder.facts, length(axes.b), length(axes.j)), grown)
     for operand in (key, value):
         expansion.read(operand.source.indexed.value, operand.marks)
     return Derived(spec, builder, expansion, (key, value), (scores, result), -(-max(size, other) // _EIGHT) * _EIGHT)
@@ -147,8 +167,8 @@ class Derived:
         self.shape = 0, 0
         """The heads and channels of a position in the new cache."""
 
-    def rewrite(self) -> None:
-        """Multiplies by keys and values of another cache."""
+    def rewrite(self, *, wide_heads: bool) -> None:
+        """Multiplies by keys and values of another cache, whose heads may have any number of channels or no more than usual."""
         axes, appended = self.spec.axes, self.expansion.appended
         self._builder.at(self.products[0])
         widths = [self._width(value) for value in appended]
@@ -157,7 +177,7 @@ class Derived:
         heads = own if own == axes.n[: len(own)] else axes.n
         count, numbers = sum(widths) if all(widths) else 0, length(heads)
         is_smaller = isinstance(numbers, int) and 0 < count * count < numbers * self._size * self._size
-        if self.expansion.is_linear and is_smaller:
+        if self.expansion.is_linear and is_smaller and (wide_heads or count <= _WIDE):
             self._absorb(-(-count // _EIGHT) * _EIGHT)
         else:
             self._expand(heads)

@@ -74,6 +74,7 @@ _OPERATORS: Mapping[str, OpSupport | Reason | None] = {
         _ANY,
         kernels=(("FLASH_ATTENTION", (only(_FLOAT), not_capped)), *_MATH),
         bias_beside_lengths=True,
+        wide_heads=True,
         reads_without_new_keys_from=(1, 31),
         counts_rows_from=(1, 32),
         evicts_from=(1, 32),

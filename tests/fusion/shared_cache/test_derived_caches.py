@@ -7,6 +7,7 @@ import onnx
 import onnx.parser
 import pytest
 
+import onnx_attnfuse
 from tests.support.decoder_loops import assert_serves, shared
 
 _TEXT = """<ir_version: 9, opset_import: ["" : 18]>
@@ -73,12 +74,25 @@ def _made(computed: str, sizes: dict[str, int], inputs: str = "", outputs: str =
     return model
 
 
+def _by_operator(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The decoder with ai.onnx Attention, which has the mask as truth values."""
+    nodes = {node.output[0]: node for node in model.graph.node}
+    made = onnx.helper.make_node("Attention", ["qt", "k", "v", "allowed"], ["mixed"], scale=0.3)
+    kept = [made if node is nodes["mixed"] else node for node in model.graph.node]
+    gone = [nodes[name] for name in ("bias", "kx", "qk", "scaled", "masked", "weights")]
+    del model.graph.node[:]
+    model.graph.node.extend(node for node in kept if node not in gone)
+    model.opset_import[0].version = 23
+    return model
+
+
 _PLAIN = {"first": 2, "second": 2, "c": 12, "d": 8, "h": 12, "v": 8}
 _SERVED = {
     "latents": (_latent(), 1, 24),
     "latents that are no smaller": (_latent(c=64), 4, 16),
     "latents through an activation": (_latent(f="Tanh"), 4, 16),
     "latents assigned to slices": (_latent(_ASSIGNED), 1, 24),
+    "latents that an operator attends to": (_by_operator(_latent()), 1, 24),
     "keys wider than values": (_made(_GROUPS, _PLAIN), 2, 16),
     "values wider than keys": (_made(_GROUPS, _PLAIN | {"c": 8, "h": 8, "d": 12, "v": 12}), 2, 16),
     "heads in rounds": (_made(_ROUNDS, _PLAIN | {"c": 8, "h": 8}), 2, 8),
@@ -111,6 +125,21 @@ def test_weights_that_queries_are_multiplied_by_are_constants() -> None:
     assert all(set(node.input) - given for node in model.graph.node if node.op_type in {"MatMul", "Transpose", "Slice"})
     shapes = {tuple(item.dims) for item in model.graph.initializer if item.name.startswith("attnfuse/weight")}
     assert shapes == {(4, 16, 24), (4, 24, 8)}
+
+
+def test_they_are_not_read_for_one_entry_as_pages_have() -> None:
+    result = shared(_latent(), cache="paged")
+    assert result.report.decoder is None
+    assert {reason.code for site in result.report.sites for reason in site.reasons} == {"cache-kept"}
+
+
+@pytest.mark.parametrize(("latents", "sizes"), [(248, [256, 256]), (256, [264, 152])])
+def test_wide_heads_are_for_providers_that_are_known_to_take_them(latents: int, sizes: list[int]) -> None:
+    computed = _EXPANDED.format(f="Identity", split=_SPLIT.format(rotary="present_value"))
+    model = _made(computed, {"first": 1, "second": 1, "c": latents, "d": 8, "h": 16, "v": 152})
+    half = onnx_attnfuse.convert(model, dtype="float16").model
+    found = [shared(half, ep=ep, verify="none").report.decoder for ep in ("cpu", "cuda")]
+    assert [item and item.head_size for item in found] == sizes
 
 
 _TURNED = """angle = Cast<to=1>(j) angles = Unsqueeze(angle, last) turn = Cos(angles) turned = Mul(present_value, turn) """
