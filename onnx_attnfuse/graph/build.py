@@ -113,7 +113,7 @@ class Builder:
         Raises:
             Refused: The opset lacks the operator.
         """
-        if not domain and not onnx.defs.has(op, self.opset, ""):
+        if not domain and onnx.defs.has(op) and not onnx.defs.has(op, self.opset, ""):
             raise Refused("old-opset", f"{op} is not in opset {self.opset}")
         attributes = attributes or {}
         parameters = (_parameter(name, value) for name, value in sorted(attributes.items()))
