@@ -111,7 +111,7 @@ def planned(
     builder, correction, added = Builder(graph, Facts(graph), 18, set(values)), RowCorrection(), values.get("bias")
     builder.at(last)
     if bias is not None and added is not None and kind.dead:
-        rows = levelled(builder, IndexedValue(added, new_axes(list(bias.shape))), "added")
+        rows = levelled(builder, IndexedValue(added, new_axes(list(bias.shape))), "added", 1.0)
         dead, lost = (builder.transpose(test, [0, 2, 1, 3]) if swap else test for test in (rows.fully_masked, rows.all_infinite))
         added = builder.cast(rows.bias.value, dtype)
         rows = dataclasses.replace(rows, bias=dataclasses.replace(rows.bias, value=added))

@@ -21,7 +21,7 @@ from onnx_attnfuse.graph.dtypes import HALVES, largest
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.facts_view import Dims, broadcast
 from onnx_attnfuse.graph.scopes import Scope
-from onnx_attnfuse.graph.sizes import Atom, Dim, Size, floor_quotient
+from onnx_attnfuse.graph.sizes import Atom, Dim, Size, floor_quotient, summands
 from onnx_attnfuse.reasons import Refused
 
 _AXES_ARE_INPUT = {"ReduceSum": 13}
@@ -332,6 +332,8 @@ class Builder:
             return self.slice(whole, 0, axis, axis + 1)
         parts = [self._size(part) for part in atom.parts]
         operator = _ARITHMETIC.get(atom.evaluate, "Div")
+        if operator == "Div" and any(isinstance(part, Size) and part.factor < 0 for part in summands(atom.parts[0])):
+            parts[0] = self._integer("Sub", parts[0], self._integer("Mod", *parts))  # Div rounds -1 / 2 to 0, a size to -1
         return functools.reduce(lambda left, right: self._integer(operator, left, right), parts)
 
     def _integer(self, op: str, left: ir.Value, right: ir.Value) -> ir.Value:

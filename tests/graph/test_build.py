@@ -101,3 +101,18 @@ def test_a_factor_keeps_its_digits(dtype: str, factor: float, op: str, number: f
     assert constant.const_value is not None
     assert (made.op_type, float(constant.const_value.numpy())) == (op, number)
     assert builder.times(model.graph.inputs[0], 1.0) is model.graph.inputs[0]
+
+
+@pytest.mark.parametrize("multiple", [1, 3, 11])
+def test_a_length_filled_up_to_a_multiple_is_computed_as_it_is_known(multiple: int) -> None:
+    model = ir.from_proto(parsed(TEXT.replace("SHAPE", "s")))
+    facts = Facts(model.graph)
+    builder = Builder(model.graph, facts, 18, set())
+    builder.at(model.graph[0])
+    (size,) = facts.dims(model.graph.inputs[0]) or ()
+    gap = sizes.floor_quotient(size * -1, multiple) * -multiple
+    found = builder.shape([gap])
+    model.graph.outputs[0] = found
+    for length in (0, 1, 2, 3, 10, 11, 12):
+        (result,) = run(ir.to_proto(model), {"x": np.zeros(length, np.float32)}).values()
+        assert result.tolist() == [-(-length // multiple) * multiple]

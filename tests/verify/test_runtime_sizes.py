@@ -10,15 +10,15 @@ import onnx_attnfuse
 pytest.importorskip("onnxruntime")
 
 
-def _padded(noted: str, multiple: int) -> onnx.ModelProto:
+def _padded(noted: str, multiple: int, more: str = "Mod(gap, multiple)") -> onnx.ModelProto:
     """Attention over rows that are padded up to a multiple, with a bias that is made in groups of as many."""
     return onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["" : 18]>
-        g (float[b,n,8] x, float[8,8] weight) => (float[b,k,8] o)
+        g (float[b,n,8] x, float[8,8] weight, int64 extra) => (float[b,k,8] o)
         <int64 one = {{1}}, int64 zero = {{0}}, int64 multiple = {{{multiple}}}, int64[1] first = {{0}},
          int64[4] front = {{0, 0, 0, 0}},
          int64[1] behind = {{0}}, int64[2] groups = {{-1, {multiple}}}, int64[1] flat = {{-1}}, float tenth = {{0.1}},
          float[b,{noted},8] padded> {{
-          shape = Shape(x) n = Gather(shape, one) rest = Mod(n, multiple) gap = Sub(multiple, rest) more0 = Mod(gap, multiple)
+          shape = Shape(x) n = Gather(shape, one) rest = Mod(n, multiple) gap = Sub(multiple, rest) more0 = {more}
           more = Unsqueeze(more0, first) pads = Concat<axis=0>(front, more, behind) padded = Pad(x, pads)
           q = MatMul(padded, weight)
           whole = Shape(padded) m = Gather(whole, one) at = Range(zero, m, one) grouped = Reshape(at, groups)
@@ -27,15 +27,15 @@ def _padded(noted: str, multiple: int) -> onnx.ModelProto:
           weights = Softmax<axis=-1>(scores) o = MatMul(weights, q) }}""")
 
 
-@pytest.mark.parametrize("noted", ["padded_rows", "unk__7"])
+@pytest.mark.parametrize("noted", ["padded_rows", "unk__7", "n"])
 def test_a_length_that_a_node_makes_is_what_it_makes_under_any_name(noted: str) -> None:
     (site,) = onnx_attnfuse.optimize(_padded(noted, 11), ep="cpu").report.sites
     assert (site.status, [reason.code for reason in site.reasons]) == ("fused", [])
 
 
 def test_a_length_of_an_input_is_not_that_of_what_is_padded() -> None:
-    """A wrong note: the padded rows are called n, so that lengths would have to be multiples."""
-    (site,) = onnx_attnfuse.optimize(_padded("n", 11), ep="cpu").report.sites
+    """A wrong note: rows that are padded by as many as are asked for are called n, so that lengths would have to be multiples."""
+    (site,) = onnx_attnfuse.optimize(_padded("n", 11, "Identity(extra)"), ep="cpu").report.sites
     assert (site.status, [reason.code for reason in site.reasons]) == ("skipped", ["unverified"])
 
 
