@@ -247,7 +247,7 @@ def _status(report: Report, wanted: _Wanted, model: str = "") -> Exit:
     if report.differing:
         rewrites = f"{report.differing} rewrite{'s' * (report.differing != 1)}"
         verb = "was" if report.differing == 1 else "were"
-        left = f"{report.differing_sites} of {report.candidates} attentions are left unfused"
+        left = f"that leaves {report.differing_sites} of {report.candidates} attentions unfused"
         echo(f"{about}{rewrites} differed in verification and {verb} undone; {left}", err=True)
         return Exit.DIFFERS
     if report.unshared is not None:

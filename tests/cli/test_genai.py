@@ -159,7 +159,7 @@ def test_a_decoder_that_is_found_to_differ_ends_in_three_with_its_cache_as_it_wa
     """Tokens look at padding, in a maximum over the whole text, so a buffer without padding gives something else."""
     onnx.save(decoder(between=_ACROSS), model)
     assert optimized("--cache", "shared", "--verify", "sites", "--padding", padding, "-q") == status
-    told = "Error: 1 rewrite differed in verification and was undone; 0 of 2 attentions are left unfused\n"
+    told = "Error: 1 rewrite differed in verification and was undone; that leaves 0 of 2 attentions unfused\n"
     assert capsys.readouterr().err == (told if status else "")
     assert made() == ({"model.onnx"} if status else {"model.onnx", FILE})
 

@@ -270,7 +270,7 @@ def test_rewrites_that_differ_end_in_three_and_are_no_sites(
     assert main(["optimize", str(model), "-q", "--require-all"]) == 3
     assert model.with_name("model.attnfuse.onnx").exists()
     assert capsys.readouterr().err == (
-        "Error: 2 rewrites differed in verification and were undone; 0 of 1 attentions are left unfused\n"
+        "Error: 2 rewrites differed in verification and were undone; that leaves 0 of 1 attentions unfused\n"
     )
 
 
