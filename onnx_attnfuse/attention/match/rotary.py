@@ -271,8 +271,10 @@ class _Rotated:
             return None
         if (node.op_type == "Gather" and not is_constant(node.inputs[1])) or facts.dtype(source) != facts.dtype(value):
             return None
-        run = ChannelExecution(facts, self._lengths, {value}, reads_floats=False)
-        term = run.array(value).at(*place)
+        known, key = facts.once("moved", dict[tuple[ir.Value, _Place, frozenset[Dim]], Term]), (value, place, self._lengths)
+        if key not in known:
+            known[key] = ChannelExecution(facts, self._lengths, {value}, reads_floats=False).array(value).at(*place)
+        term = known[key]
         above = term.data.of if term.op == "element" and isinstance(term.data, Name) else None
         if not isinstance(above, ir.Value) or above is value:
             return None
