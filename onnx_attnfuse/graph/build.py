@@ -179,6 +179,16 @@ class Builder:
             number = max(-largest(element), min(largest(element), number))
         return self.constant(np.asarray(number).astype(element.numpy()), "attnfuse/scalar")
 
+    def pad(self, value: ir.Value, axis: int, before: int, after: int) -> ir.Value:
+        """`value` with zeros in front of an axis and after it; itself if there are none."""
+        if not before and not after:
+            return value
+        dims = dims_of(self, value)
+        ends = [0] * (2 * len(dims))
+        ends[axis], ends[len(dims) + axis] = before, after
+        new = [dim + before + after if place == axis else dim for place, dim in enumerate(dims)]
+        return self.node("Pad", [value, self.constant(ends)], dims=new, dtype=self.facts.dtype(value))
+
     def times(self, value: ir.Value, factor: float) -> ir.Value:
         """`value` multiplied by a number, or divided by its inverse where a type of 16 bits has that; itself if it is 1."""
         if factor == 1:

@@ -171,7 +171,10 @@ def _product(rows: Sequence[Sequence[_Block]], builder: Builder) -> ir.Value | N
         return None
     parts = [block.laid_out((block.column, block.summed), builder) for block in rows[0]]
     if is_split:
-        parts = [_among_zeros(part, numbers, place, builder) for place, part in enumerate(parts)]
+        parts = [
+            builder.pad(part, len(dims_of(builder, part)) - 1, sum(numbers[:place]), sum(numbers[place + 1 :]))
+            for place, part in enumerate(parts)
+        ]
     across = [_joined([block.rows for block in row], builder, 1) if is_split else row[0].rows for row in rows]
     queries = [query for query in across if query is not None]
     keys, query = _joined(parts, builder), _joined(queries, builder) if len(queries) == len(rows) else None
@@ -179,14 +182,6 @@ def _product(rows: Sequence[Sequence[_Block]], builder: Builder) -> ir.Value | N
         return None
     rank = len(dims_of(builder, keys))
     return builder.node("MatMul", [query, builder.transpose(keys, [*range(rank - 2), rank - 1, rank - 2])])
-
-
-def _among_zeros(part: ir.Value, widths: Sequence[int], place: int, builder: Builder) -> ir.Value:
-    """The channels of one block where those of all are side by side."""
-    dims = dims_of(builder, part)
-    none = [0] * (len(dims) - 1)
-    pads = builder.constant([*none, sum(widths[:place]), *none, sum(widths[place + 1 :])])
-    return builder.node("Pad", [part, pads], dims=[*dims[:-1], sum(widths)], dtype=builder.facts.dtype(part))
 
 
 def _masks(row: Sequence[_Block], builder: Builder) -> ir.Value | None:

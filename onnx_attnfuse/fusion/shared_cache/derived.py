@@ -43,7 +43,7 @@ _EIGHT = 8
 _PARTS = 2
 """Keys and values."""
 _WIDE = 256
-"""From here on not every provider has kernels for heads of so many channels."""
+"""Heads of more channels have no kernels on some providers."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,7 +51,7 @@ class _Operand:
     """The keys, or the values, of one attention."""
 
     taken: IndexedValue
-    """As a product takes them."""
+    """The keys or values as a product takes them."""
     source: Source
     """The value with one head for all that are alike, and the factor from there."""
     marks: Marks
@@ -261,7 +261,7 @@ class Derived:
         return self._parts_of(value)[0]
 
     def _parts_of(self, value: ir.Value) -> tuple[ir.Value, ir.Value]:
-        """What is appended to, and what is appended."""
+        """The value that is appended to, and the one that is appended."""
         node = value.producer()
         assert node is not None
         past, new = node.inputs
@@ -312,10 +312,7 @@ class Derived:
         new: dict[ir.Value, ir.Value] = {spec.query[0].indexed.value: query}
         for operand, indexed in zip(self._operands, seen, strict=True):
             layout = tuple(wide if leaves(axis) == leaves(operand.channels) else axis for axis in operand.taken.axes)
-            value = arrange(builder, indexed, layout)
-            if operand.source.factor != 1.0:
-                value = builder.elementwise("Mul", [value, builder.scalar(operand.source.factor, self._dtype)])
-            new[operand.taken.value] = value
+            new[operand.taken.value] = builder.times(arrange(builder, indexed, layout), operand.source.factor)
         place = _place(spec.output[0].axes, spec.axes.v)
         first, second = self.products
         if place is None or spec.output[0].value is not second.outputs[0] or not {*first.inputs, *second.inputs} & new.keys():
@@ -333,16 +330,9 @@ class Derived:
 
 
 def _padded(builder: Builder, value: ir.Value, axis: int, size: int) -> ir.Value:
-    """A value with zeros after its last channels."""
-    dims = dims_of(builder, value)
-    own = dims[axis]
-    missing = size - own if isinstance(own, int) else 0
-    if not missing:
-        return value
-    pads = [0] * (2 * len(dims))
-    pads[len(dims) + axis] = missing
-    whole = [size if place == axis else dim for place, dim in enumerate(dims)]
-    return builder.node("Pad", [value, builder.constant(pads)], dims=whole, dtype=builder.facts.dtype(value))
+    """A value with zeros after its last channels, up to so many."""
+    own = dims_of(builder, value)[axis]
+    return builder.pad(value, axis, 0, size - own if isinstance(own, int) else 0)
 
 
 def _connect(graph: ir.Graph, builder: Builder, found: Sequence[Derived]) -> OwnCache:
