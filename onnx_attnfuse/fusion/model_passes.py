@@ -124,11 +124,10 @@ def share_cache(graph: PassContext) -> int:
     )
     found = sharing.share(graph.candidates)
     run.notes += [] if found.note is None else [found.note]
+    if found.decoder is None and matrices is not None:
+        undo()
     graph.shared = found
     if found.decoder is None:
-        if matrices is not None:
-            undo()
-            graph.shared = found
         return 0
     fold([*(matrices or ()), *fuser.graph.builder.rearranged], fuser.graph.builder, "attnfuse/weight")
     kept = {item.node for item in graph.candidates if item.node not in found.sites}

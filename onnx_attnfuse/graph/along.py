@@ -3,8 +3,8 @@
     along(node, facts)          # {0: (0, 1, None), 1: (None, 1, None)}: of what is at index i, along axes 0 and 1
     again(node, operands, ...)  # the operator once more, with such axes as one in front
 
-It is asked where indices are taken apart or put in another order: tokens of a batch that are packed, sorted or of many requests,
-and turns of a loop.
+Callers take indices apart or put them in another order: tokens of a batch that are packed, sorted or of many requests, and turns
+of a loop.
 """
 
 from __future__ import annotations

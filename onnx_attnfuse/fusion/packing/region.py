@@ -157,7 +157,7 @@ class _Growing:
             raise Refused("two-layouts", f"'{value.name}' is used in two layouts")
 
     def _upwards(self, place: tuple[ir.Value, Marks]) -> list[tuple[ir.Value, Marks]]:
-        """What a value is computed by, token by token; nothing where it is given, or the result of an attention."""
+        """The values that a value is computed from token by token; none where it is given, or the result of an attention."""
         value, marks = place
         self._note(value, marks)
         if value in self._produced:

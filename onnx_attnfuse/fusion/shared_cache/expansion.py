@@ -71,9 +71,8 @@ class Expansion:
             message = f"keys or values are not computed from a cache position by position, as {step.message}"
             raise Refused("cache-kept", message, label(node))
         free = () if is_standard(node, *_KEEPS) else step.free()
-        if (
-            other := next((item for item in sources(free) if item.is_graph_input() and item.const_value is None), None)
-        ) is not None:
+        other = next((item for item in sources(free) if item.is_graph_input() and item.const_value is None), None)
+        if other is not None:
             raise Refused("cache-kept", f"keys or values are computed from '{other.name}' besides a cache", label(node))
         self._steps[node] = step
         for item, own in step.inputs():
