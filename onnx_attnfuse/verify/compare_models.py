@@ -12,19 +12,21 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 
 import numpy as np
 import onnx_ir as ir
 
 from onnx_attnfuse.errors import MissingDependencyError, ModelError, OptionError
 from onnx_attnfuse.graph import sizes
-from onnx_attnfuse.graph.dtypes import HALVES, largest
+from onnx_attnfuse.graph.dtypes import HALVES
 from onnx_attnfuse.graph.facts import Dims, Facts
 from onnx_attnfuse.verify.float32_copy import rounded
-from onnx_attnfuse.verify.input_kinds import as_its_kind, kinds, slot_of
+from onnx_attnfuse.verify.input_kinds import as_its_kind, float_inputs, in_both, kinds, slot_of
 from onnx_attnfuse.verify.inputs import Array, InputCase, Pattern, case_groups, describe, feeds
 from onnx_attnfuse.verify.model_session import Source, check_interfaces, first_divergence, read, session
 from onnx_attnfuse.verify.options import Trials
+from onnx_attnfuse.verify.quantised.unrounded import Unrounded
 from onnx_attnfuse.verify.runtime import INSTALL, Operators, PieceSession, Reference, RuntimeRefusal, available, is_dangerous
 from onnx_attnfuse.verify.shape_solver import Equalities, Values
 from onnx_attnfuse.verify.subgraph import reach_of
@@ -71,7 +73,7 @@ def check_models(before: Source, after: Source, operators: Operators = ()) -> Ve
     """
     if not available():
         return undecided("onnxruntime is not installed")
-    model = read(before)
+    models = read(before), read(after)
     try:
         original = session(before, operators=operators)
     except RuntimeRefusal as refusal:
@@ -83,7 +85,7 @@ def check_models(before: Source, after: Source, operators: Operators = ()) -> Ve
     if original.outputs() != rewritten.outputs():
         return Verdict(False, 0.0, 0, f"the outputs {original.outputs()} became {rewritten.outputs()}")
     try:
-        return by_this_runtime(_Models(model, None, original, rewritten, Trials()).verdict())
+        return by_this_runtime(_Models(models, (original, rewritten), Trials()).verdict())
     except ProcessDied as died:
         return undecided(str(died))
 
@@ -122,7 +124,7 @@ def verify_models(first: Source, second: Source, trials: Trials | None = None) -
     loaded = _loaded(first, "first"), _loaded(second, "second")
     check_interfaces(models)
     try:
-        return _Models(models[0], models[1], loaded[0], loaded[1], trials).verification((first, second))
+        return _Models(models, loaded, trials, float_inputs(models[1])).verification((first, second))
     except ProcessDied as died:
         raise ModelError(f"a model cannot be compared: {died}; repair it first") from died
 
@@ -134,7 +136,8 @@ def outputs_of_both(first: Source, second: Source) -> Iterator[dict[str, tuple[A
         ModelError: One cannot be run.
     """
     loaded = _loaded(first, "first"), _loaded(second, "second")
-    for ran in _Models(read(first), read(second), *loaded, Trials()).runs():
+    models = read(first), read(second)
+    for ran in _Models(models, loaded, Trials(), float_inputs(models[1])).runs():
         if ran.pattern != "empty" and not ran.refusal:
             yield dict(zip(loaded[0].outputs(), zip(ran.old, ran.new, strict=True), strict=True))
 
@@ -174,23 +177,22 @@ class _Models:
 
     def __init__(
         self,
-        model: ir.Model,
-        other: ir.Model | None,
-        original: PieceSession | Reference,
-        rewritten: PieceSession | Reference,
+        models: tuple[ir.Model, ir.Model],
+        sessions: tuple[PieceSession | Reference, PieceSession | Reference],
         trials: Trials,
+        dtypes: Mapping[str, ir.DataType] = MappingProxyType({}),
     ) -> None:
-        self._models = (model, model if other is None else other)
-        self._original = original
-        self._rewritten = rewritten
-        self._trials = trials
+        """The models as they run; `dtypes` has the types that inputs of the second are given in, where these may be others."""
+        self._models, self._dtypes, self._trials = models, dtypes, trials
+        self._original, self._rewritten = sessions
+        self._unrounded = Unrounded(*models)
+        model = models[0]
         facts = Facts(model.graph)
-        self._graphs = [(model.graph, facts), *([] if other is None else [(other.graph, Facts(other.graph))])]
+        self._graphs = [(model.graph, facts), (models[1].graph, Facts(models[1].graph))]
         inputs = [value for value in model.graph.inputs if value.const_value is None]
         self._known = all(facts.dims(value) is not None and facts.dtype(value) is not None for value in inputs)
         self._dims = [facts.dims(value) or () for value in inputs]
         self._kinds = kinds(model.graph, facts)
-        self._dtypes = {} if other is None else _input_types(other)
         made = (value for node in model.graph for value in node.outputs)
         self._sizes = {sizes.product(dims) for value in (*inputs, *made) if (dims := facts.dims(value)) is not None}
         self._slots = [slot_of(value, facts, self._kinds[value.name or ""]) for value in inputs]
@@ -201,7 +203,7 @@ class _Models:
         self._tolerance = _tolerance(trials, self._models)
         halves = any(_computed(item) & HALVES for item in self._models)
         self._takes_extremes = not halves and any(slot.role == "operand" for slot in self._slots)
-        self._cases = 0
+        self._cases = self._flipped = 0
         self._refused = 0
         self._max_abs_error = 0.0
         self._refusal = "no sizes fit together"
@@ -215,8 +217,7 @@ class _Models:
             if ran.refusal:
                 detail = f"the new model does not run: {ran.refusal}; {ran.where}"
                 return self._verdict(detail, ran.inputs, dict(zip(names, ran.old, strict=True)), {})
-            for name, left, right in zip(names, ran.old, ran.new, strict=True):
-                result = compare(left, right, self._tolerance)
+            for name, left, right, result in zip(names, ran.old, ran.new, self._compared(ran, ran.new), strict=True):
                 if not result.equal and self._is_random(ran):
                     return undecided(f"the original model {_RANDOM}")
                 if not result.equal:
@@ -225,7 +226,7 @@ class _Models:
                 self._max_abs_error = max(self._max_abs_error, result.max_abs_error)
         if not self._cases:
             return undecided(f"the original model failed on all trial inputs: {self._refusal}")
-        return Verdict(True, self._max_abs_error, self._cases, f"equal in {self._cases} cases")
+        return Verdict(True, self._max_abs_error, self._cases, self._equal())
 
     def verification(self, sources: tuple[Source, Source]) -> Verification:
         """Runs all cases.
@@ -240,8 +241,8 @@ class _Models:
         for ran in self.runs():
             if ran.refusal:
                 raise ModelError(f"the second model does not run where the first does: {ran.refusal}; {ran.where}")
-            for name, left, right in zip(found, ran.old, ran.new, strict=True):
-                result = compare(left, as_typed(right, left), self._tolerance)
+            new = [as_typed(right, left) for left, right in zip(ran.old, ran.new, strict=True)]
+            for name, result in zip(found, self._compared(ran, new), strict=True):
                 found[name].append(result)
                 if not result.equal and self._is_random(ran):
                     raise ModelError(f"the first model {_RANDOM}; give its random nodes a seed")
@@ -252,11 +253,26 @@ class _Models:
         kinds_used = tuple((name, kind.name) for name, kind in self._kinds.items())
         outputs = tuple(finding(name, results) for name, results in found.items())
         if different is None:
-            return Verification(True, self._cases, self._refused, outputs, f"equal in {self._cases} cases", kinds_used)
+            return Verification(True, self._cases, self._refused, outputs, self._equal(), kinds_used)
         detail, ran = different
         fed = ran.inputs, self._for_second(ran.inputs)
         divergence = first_divergence(sources, self._models, fed, self._tolerance)
         return Verification(False, self._cases, self._refused, outputs, detail, kinds_used, divergence)
+
+    def _compared(self, ran: _Ran, new: Sequence[Array]) -> list[Comparison]:
+        """Every output of a case, without roundings where these make the difference."""
+        found = [compare(left, right, self._tolerance) for left, right in zip(ran.old, new, strict=True)]
+        if all(result.equal for result in found):
+            return found
+        self._unrounded.apart = self._original.apart
+        without = self._unrounded.compared((ran.inputs, self._for_second(ran.inputs)), (ran.old, new), self._tolerance)
+        self._flipped += without is not None
+        return without or found
+
+    def _equal(self) -> str:
+        """A line on how many cases are equal."""
+        flips = f", {self._flipped} of them but for roundings that fall the other way" if self._flipped else ""
+        return f"equal in {self._cases} cases{flips}"
 
     def _check(self) -> None:
         if not self._known:
@@ -312,7 +328,7 @@ class _Models:
         inputs = feeds(self._slots, shapes, case, seed)
         for slot in self._slots:
             array = as_its_kind(self._kinds[slot.name], inputs[slot.name], case, values, seed)
-            inputs[slot.name] = _in_both(array, self._dtypes.get(slot.name))
+            inputs[slot.name] = in_both(array, self._dtypes.get(slot.name))
         try:
             self._original.apart = self._rewritten.apart = self._is_dangerous(values)
             old = self._original.run(None, inputs)
@@ -358,21 +374,6 @@ class _Models:
 
     def _verdict(self, detail: str, inputs: Mapping[str, Array], old: Mapping[str, Array], new: Mapping[str, Array]) -> Verdict:
         return Verdict(False, self._max_abs_error, self._cases, detail, None, Evidence(None, inputs, old, new))
-
-
-def _input_types(model: ir.Model) -> dict[str, ir.DataType]:
-    """The types of float inputs."""
-    facts = Facts(model.graph)
-    found = {value.name or "": facts.dtype(value) for value in model.graph.inputs}
-    return {name: dtype for name, dtype in found.items() if dtype is not None and dtype.is_floating_point()}
-
-
-def _in_both(array: Array, dtype: ir.DataType | None) -> Array:
-    """Numbers that another float type has too: rounded to it, and overflows are its lowest or largest."""
-    if dtype is None or dtype.itemsize >= array.dtype.itemsize:
-        return array
-    bounded = np.where(np.isfinite(array), np.clip(array, -largest(dtype), largest(dtype)), array)
-    return bounded.astype(dtype.numpy()).astype(array.dtype)
 
 
 def _tolerance(trials: Trials, models: Iterable[ir.Model]) -> float | ErrorBounds:

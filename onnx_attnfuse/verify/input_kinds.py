@@ -18,6 +18,7 @@ import onnx_ir as ir
 
 from onnx_attnfuse.graph import sizes
 from onnx_attnfuse.graph.constants import constant_tensor, is_standard
+from onnx_attnfuse.graph.dtypes import largest
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.ops import CASTS, CONTRIB, REARRANGES
 from onnx_attnfuse.graph.sizes import Dim
@@ -184,3 +185,18 @@ def _counted(kind: InputKind, array: Array, case: InputCase, keys: int, rows: in
         shorter[-1] = keys
     found = keys - (shorter if case.pattern not in {"full", "index"} else np.zeros(count, np.int64))
     return np.reshape(found - (kind.name == "last"), array.shape).astype(array.dtype)
+
+
+def float_inputs(model: ir.Model) -> dict[str, ir.DataType]:
+    """The types of float inputs."""
+    facts = Facts(model.graph)
+    found = {value.name or "": facts.dtype(value) for value in model.graph.inputs}
+    return {name: dtype for name, dtype in found.items() if dtype is not None and dtype.is_floating_point()}
+
+
+def in_both(array: Array, dtype: ir.DataType | None) -> Array:
+    """Numbers that another float type has too: rounded to it, and overflows are its lowest or largest."""
+    if dtype is None or dtype.itemsize >= array.dtype.itemsize:
+        return array
+    bounded = np.where(np.isfinite(array), np.clip(array, -largest(dtype), largest(dtype)), array)
+    return bounded.astype(dtype.numpy()).astype(array.dtype)

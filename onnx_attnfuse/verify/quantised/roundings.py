@@ -12,12 +12,12 @@ import numpy as np
 import onnx_ir as ir
 
 from onnx_attnfuse.errors import ModelError
-from onnx_attnfuse.graph.build import Builder
-from onnx_attnfuse.graph.constants import constant_array
+from onnx_attnfuse.graph.build import Builder, builder_for
+from onnx_attnfuse.graph.constants import attributes, constant_array, given, is_standard
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.quantised_operators import decompose_quantised
 from onnx_attnfuse.graph.rounding import QdqPair, read_pair
-from onnx_attnfuse.graph.scopes import all_names
+from onnx_attnfuse.graph.scopes import all_names, scopes
 from onnx_attnfuse.graph.uses import reads_input
 from onnx_attnfuse.verify.decoder_feeds import Loop
 
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 
 _ERRORS = "error", "error_on_text"
+_PRODUCTS = {"MatMulInteger": "MatMul", "ConvInteger": "Conv"}
+"""Products of integers, and the same of floats."""
 
 
 class MetadataRecord:
@@ -141,10 +143,6 @@ class OutputError:
         return f"largest {self.largest:.2g}, mean {self.mean:.2g} of their spread in {self.cases} cases"
 
 
-if TYPE_CHECKING:
-    from typing_extensions import Self
-
-
 @dataclasses.dataclass(frozen=True)
 class DequantisedAttention(MetadataRecord):
     """Attentions of a quantised model that were fused without the roundings inside."""
@@ -189,6 +187,7 @@ def without_roundings(model: ir.Model) -> ir.Model:
     Single numbers that are constants stay rounded: they are read as the numbers that they are then.
     """
     copy = decomposed(model)
+    names = all_names(copy)
     for pair in _roundings(copy):
         graph, name, before = pair.dequantize.graph, pair.after.name, pair.quantize.inputs[0]
         assert graph is not None
@@ -201,6 +200,10 @@ def without_roundings(model: ir.Model) -> ir.Model:
         graph.remove(pair.dequantize, safe=True)
         if not pair.quantize.outputs[0].uses() and pair.quantize.graph is not None:
             pair.quantize.graph.remove(pair.quantize, safe=True)
+    for scope in list(scopes(copy)):
+        build = builder_for(scope, names)
+        for product in [node for node in scope.graph if _integers_of(node) is not None]:
+            _compute_in_floats(product, build)
     return copy
 
 
@@ -213,10 +216,52 @@ def decomposed(model: ir.Model) -> ir.Model:
     return copy
 
 
+def _integers_of(node: ir.Node) -> ir.Node | None:
+    """The DynamicQuantizeLinear whose numbers a product of integers reads, all of whose readers take it as floats."""
+    quantize = node.inputs[0].producer() if is_standard(node, *_PRODUCTS) and node.inputs[0] is not None else None
+    if not is_standard(quantize, "DynamicQuantizeLinear") or given(node, 2) is not quantize.outputs[2]:
+        return None
+    product, point = node.outputs[0], constant_array(given(node, 3))
+    is_one = given(node, 3) is None or (point is not None and point.size == 1)
+    readers = [user for user, _ in product.uses()]
+    is_read = not product.is_graph_output() and all(is_standard(user, "Cast") for user in readers)
+    return quantize if is_read and (is_one or node.op_type == "MatMulInteger") else None
+
+
+def _compute_in_floats(node: ir.Node, build: Builder) -> None:
+    """Lets a product of integers that were rounded at run time take the floats before the rounding, in the same unit."""
+    quantize = _integers_of(node)
+    assert quantize is not None
+    build.at(node)
+    floats, weights, point = quantize.inputs[0], node.inputs[1], given(node, 3)
+    assert floats is not None
+    assert weights is not None
+    steps = build.elementwise("Div", [floats, quantize.outputs[1]])
+    levels = build.cast(weights, ir.DataType.FLOAT)
+    if point is not None:
+        levels = build.elementwise("Sub", [levels, build.cast(point, ir.DataType.FLOAT)])
+    product, (value,) = build.node(_PRODUCTS[node.op_type], [steps, levels], attributes(node)), node.outputs
+    value.replace_all_uses_with(product)
+    build.graph.remove(node, safe=True)
+    product.name, value.name = value.name, build.name("rounded")
+
+
 def added_roundings(source: ir.Model, result: ir.Model) -> int:
     """How many roundings the result has that are none of the source, by the digits of their scales and by their zero points."""
-    first, second = (Counter(map(_grid, _roundings(decomposed(model)))) for model in (source, result))
+    first, second = (_counted(decomposed(model)) for model in (source, result))
     return (second - first).total()
+
+
+def same_roundings(source: ir.Model, result: ir.Model) -> bool:
+    """Whether two models round at run time, to the same grids and equally often."""
+    first, second = (_counted(decomposed(model)) for model in (source, result))
+    return bool(first) and first == second
+
+
+def _counted(model: ir.Model) -> Counter[tuple[object, ...]]:
+    """How many roundings there are of each grid."""
+    of_products = {found for node in model.graph.all_nodes() if (found := _integers_of(node)) is not None}
+    return Counter([*map(_grid, _roundings(model)), *((node.op_type,) for node in of_products)])
 
 
 def _roundings(model: ir.Model) -> list[QdqPair]:
