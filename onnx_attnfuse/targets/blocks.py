@@ -21,8 +21,8 @@ import onnx_ir as ir
 
 from onnx_attnfuse.attention.axes.factors import Axis, length
 from onnx_attnfuse.attention.masks.classify import Meaning
-from onnx_attnfuse.attention.masks.fully_masked import sees_a_key
 from onnx_attnfuse.attention.masks.predicates import Causal, Window
+from onnx_attnfuse.attention.masks.seen_keys import sees_a_key
 from onnx_attnfuse.attention.spec import AttentionSpec
 from onnx_attnfuse.graph import sizes
 from onnx_attnfuse.graph.build import Builder, dims_of

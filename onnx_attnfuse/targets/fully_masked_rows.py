@@ -15,15 +15,8 @@ import onnx_ir as ir
 from onnx_attnfuse.attention.axes.factors import leaves
 from onnx_attnfuse.attention.axes.views import IndexedValue
 from onnx_attnfuse.attention.masks.classify import Meaning, kept_where
-from onnx_attnfuse.attention.masks.fully_masked import (
-    Fills,
-    MaskedKeys,
-    choose_fills,
-    implied,
-    masked_keys,
-    sees_a_key,
-    takes_rows_level,
-)
+from onnx_attnfuse.attention.masks.fully_masked import Fills, MaskedKeys, choose_fills, masked_keys, takes_rows_level
+from onnx_attnfuse.attention.masks.seen_keys import implied, sees_a_key
 from onnx_attnfuse.attention.spec import Added, AttentionSpec, Floored, Replaced, RowRule
 from onnx_attnfuse.graph.assumptions import AssumptionName
 from onnx_attnfuse.graph.build import Builder
@@ -92,7 +85,7 @@ def read_rows(
     if emitter is not None and not has_key and not spec.unshifted:
         check_narrowed_sums(spec, context)
         absorbs = ABSORBS_HALF if rounds_to_half(spec, context) else ABSORBS  # from here down it leaves nothing of a score
-        masked = masked_keys(spec.mask, context.reader, context.bounds, absorbs)
+        masked = masked_keys(spec.mask, context.reader, context.bounds, absorbs, spec)
         fills = choose_fills(masked, absorbs)
         assumes = _levels(masked, absorbs, context)
     if emitter is not None and spec.sink is None:

@@ -11,8 +11,9 @@ import onnx_ir as ir
 from onnx_attnfuse.attention.axes.factors import length
 from onnx_attnfuse.attention.axes.views import IndexedValue
 from onnx_attnfuse.attention.masks.classify import Meaning
-from onnx_attnfuse.attention.masks.fully_masked import DISAGREEING, rows_disagree, sees_a_key
+from onnx_attnfuse.attention.masks.fully_masked import DISAGREEING, rows_disagree
 from onnx_attnfuse.attention.masks.predicates import Causal
+from onnx_attnfuse.attention.masks.seen_keys import sees_a_key
 from onnx_attnfuse.attention.spec import AttentionSpec
 from onnx_attnfuse.kernels.operators.onnx_attention import INFO
 from onnx_attnfuse.kernels.support import supported

@@ -29,9 +29,10 @@ import onnx_ir as ir
 from onnx_attnfuse.attention.axes.factors import Axes
 from onnx_attnfuse.attention.axes.views import IndexedValue
 from onnx_attnfuse.attention.masks.classify import Meaning
-from onnx_attnfuse.attention.masks.fully_masked import masked_keys, sees_a_key
+from onnx_attnfuse.attention.masks.fully_masked import masked_keys
 from onnx_attnfuse.attention.masks.index_reader import Reader
 from onnx_attnfuse.attention.masks.intervals import Bounds, outcomes
+from onnx_attnfuse.attention.masks.seen_keys import sees_a_key
 from onnx_attnfuse.attention.match.score_form import replaces
 from onnx_attnfuse.attention.spec import Added, AttentionSpec, Mask, step_gains
 from onnx_attnfuse.graph.build import Builder

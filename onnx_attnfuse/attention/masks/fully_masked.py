@@ -1,8 +1,8 @@
 """Rows in which every key is masked: whether there can be any, and their result in the source.
 
 A key is *masked* if its score is replaced by a large negative number, or has one added. As long as a row has one ordinary key,
-how low the others are does not matter. In a fully masked row it does: softmax sees the numbers themselves. `sees_a_key` says
-whether such rows can be excluded. If not, `masked_keys` sorts the keys by the steps that mask them:
+how low the others are does not matter. In a fully masked row it does: softmax sees the numbers themselves. `seen_keys.sees_a_key`
+says whether such rows can be excluded. If not, `masked_keys` sorts the keys by the steps that mask them:
 
     where(causal, scores, -1e9) + (1 - padding) * -1e4
 
@@ -12,9 +12,6 @@ whether such rows can be excluded. If not, `masked_keys` sorts the keys by the s
     both                        -1.0001e9         no longer depends on the score
 
 A fused operator adds one number to each score, so it is exact in fully masked rows only under the conditions of `choose_fills`.
-
-`rows_see_themselves` proves that every row sees its own key, for masks such as documents, where it follows from the rule and not
-from its kind.
 """
 
 from __future__ import annotations
@@ -22,19 +19,17 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal
 
 import numpy as np
 import onnx_ir as ir
 
-from onnx_attnfuse.attention.axes.factors import leaves
 from onnx_attnfuse.attention.axes.views import IndexedValue
-from onnx_attnfuse.attention.masks.classify import Meaning, element, keep_condition, split_added
+from onnx_attnfuse.attention.masks.classify import element, keep_condition, split_added
 from onnx_attnfuse.attention.masks.index_reader import Reader
 from onnx_attnfuse.attention.masks.intervals import Bounds, Interval, added
-from onnx_attnfuse.attention.masks.mask_terms import conjuncts, constant_of, elements_of, index, normal
-from onnx_attnfuse.attention.masks.operators import RELATIONS, branches, float_of
+from onnx_attnfuse.attention.masks.operators import branches, float_of
 from onnx_attnfuse.attention.masks.rounded_sums import (
     ROUNDED_AWAY,
     is_near_next_float,
@@ -43,8 +38,9 @@ from onnx_attnfuse.attention.masks.rounded_sums import (
     rounded_among,
     rounded_before_scaling,
 )
+from onnx_attnfuse.attention.masks.seen_keys import implied, rows_keep_a_key
 from onnx_attnfuse.attention.spec import Added, AttentionSpec, Floored, Gain, Mask, Replaced, Scaled, step_gains
-from onnx_attnfuse.certify.terms import TRUE, Term, conjoin, number, rebuilt, substitute, truth
+from onnx_attnfuse.certify.terms import Term, walk
 from onnx_attnfuse.graph.dtypes import largest
 from onnx_attnfuse.graph.thresholds import (
     ABOVE_NEARLY_LOWEST,
@@ -84,6 +80,8 @@ class MaskedKey:
     low: float
     high: float
     """The interval of the number that is added to the score, or replaces it."""
+    reordered: bool = True
+    """Whether its weight may depend on the order of additions: two or more differ from 0, and no key certainly outweighs it."""
 
     def absorbs(self, limit: float = ABSORBS) -> bool:
         """Whether the number leaves nothing of a score that it is added to."""
@@ -136,15 +134,9 @@ class _Event:
     replaces: bool = False
 
 
-def sees_a_key(meaning: Meaning, bounds: Bounds) -> bool:
-    """Whether every row certainly has a key whose score counts: the predicates leave one, and nothing low is added to it.
-
-    Low numbers are low whatever is taken to mask: a row of -1e5 alone is rounded, and -65504 is the lowest of its type.
-    """
-    return meaning.rows_see_a_key and not any(map(bounds.may_mask, meaning.biases))
-
-
-def masked_keys(mask: Mask, reader: Reader, bounds: Bounds, absorbs: float = ABSORBS) -> MaskedKeys:
+def masked_keys(
+    mask: Mask, reader: Reader, bounds: Bounds, absorbs: float = ABSORBS, spec: AttentionSpec | None = None
+) -> MaskedKeys:
     """Sorts the masked keys of a mask by the steps that mask them.
 
     Args:
@@ -152,6 +144,7 @@ def masked_keys(mask: Mask, reader: Reader, bounds: Bounds, absorbs: float = ABS
         reader: Reads their values.
         bounds: Intervals of their values.
         absorbs: From here down an added number leaves nothing of a score; higher where sums are rounded to a half type.
+        spec: The attention, to tell which keys others in their row outweigh.
 
     Raises:
         Refused: Too many steps mask keys (`many-masks`), or a floor lies among the numbers of masked keys (`floor-near-fill`).
@@ -159,7 +152,13 @@ def masked_keys(mask: Mask, reader: Reader, bounds: Bounds, absorbs: float = ABS
     events, biased = _events(mask, reader, bounds)
     if len(events) > _MAX_EVENTS:
         raise Refused("many-masks", f"{len(events)} steps mask the scores; which rows are fully masked is unknown")
-    found = dict.fromkeys(_key(mask, active, bounds, absorbs) for active in _combinations(events))
+    keys = {active: _key(mask, active, bounds, absorbs) for active in _combinations(events)}
+    if spec is not None and absorbs == ABSORBS and all(_is_certain(event.kept) for event in events):
+        always = _always_adding(mask, reader)
+        keys = {
+            active: dataclasses.replace(key, reordered=_adds_often(active, always) and not _is_outweighed(active, keys, spec))
+            for active, key in keys.items()
+        }
     first = next((place for place, step in enumerate(mask) if isinstance(step, (Replaced, Floored))), len(mask))
     later = any(isinstance(step, Added) for step in mask[first:])
     floored = any(isinstance(step, Floored) for step in mask)
@@ -169,7 +168,7 @@ def masked_keys(mask: Mask, reader: Reader, bounds: Bounds, absorbs: float = ABS
     summed = any(is_summed_in_half(step, others, reader, bounds) for step in mask)
     fills, small = _added_numbers(mask, reader, MASKS), ROUNDED_AWAY if absorbs == ABSORBS else _ROUNDED_AWAY_HALF
     return MaskedKeys(
-        tuple(found),
+        tuple(dict.fromkeys(keys.values())),
         biased,
         later,
         floored,
@@ -216,7 +215,9 @@ def choose_fills(masked: MaskedKeys, absorbs: float = ABSORBS) -> Fills:
     scored = [key for key in masked.keys if key.scored]
     soft = masked.soft is not None
     rounding = [
-        key.high for key in scored if absorbs < key.high and key.high / masked.gain < ROUNDS and (soft or key.rounds(masked.gain))
+        key.high
+        for key in scored
+        if key.reordered and absorbs < key.high and key.high / masked.gain < ROUNDS and (soft or key.rounds(masked.gain))
     ]
     rounding = rounding if masked.additions > 1 else []
     _refuse_rounding(rounding[0] if rounding else masked.rounded)
@@ -258,11 +259,6 @@ def takes_rows_level(masked: MaskedKeys, absorbs: float = ABSORBS) -> bool:
     return masked.additions > 1 and any(key.low <= ROUNDS_ALL and absorbs < key.high for key in finite)
 
 
-def implied(premise: Term, conclusion: Term) -> bool:
-    """Whether a conjunction contains every part of another."""
-    return set(conjuncts(conclusion)) <= set(conjuncts(premise))
-
-
 def _events(mask: Mask, reader: Reader, bounds: Bounds) -> tuple[list[_Event], bool]:
     """The steps that mask keys, and whether an ordinary bias follows one that replaces scores."""
     events: list[_Event] = []
@@ -295,6 +291,36 @@ def _combinations(events: Sequence[_Event]) -> Iterator[tuple[_Event, ...]]:
         for active in itertools.combinations(events, count):
             if not any(one in active and other not in active for one, other in pairs):
                 yield active
+
+
+def _always_adding(mask: Mask, reader: Reader) -> frozenset[int]:
+    """The steps that add something other than 0, or multiply, where they mask no key."""
+    found = set[int]()
+    for place, (step, gain) in enumerate(zip(mask, step_gains(mask), strict=True)):
+        parts = split_added(step, gain, reader, MASKS) if isinstance(step, Added) else None
+        if is_scaling(step) or (parts is not None and (parts.biases or parts.adds_unread_amount)):
+            found.add(place)
+    return frozenset(found)
+
+
+def _is_certain(kept: Term | None) -> bool:
+    """Whether it is known where a step masks; of numbers of a mask nothing says that they are 0 or 1."""
+    numbers = (item.args[0] for item in walk(kept) if item.op == "eq0") if kept is not None else ()
+    return kept is not None and not any(item.op == "element" and item.sort != "Bool" for item in numbers)
+
+
+def _adds_often(active: Sequence[_Event], always: frozenset[int]) -> bool:
+    return len(always.union(event.step for event in active if not event.replaces)) > 1
+
+
+def _is_outweighed(active: tuple[_Event, ...], keys: Mapping[tuple[_Event, ...], MaskedKey], spec: AttentionSpec) -> bool:
+    """Whether each row has a key that one of the steps does not mask, and that leaves no weight to a key which they all mask."""
+    for event in active:
+        lowest = min((key.low for others, key in keys.items() if event not in others), default=0.0)
+        apart = keys[active].high + MASKS_APART <= min(lowest, 0.0)
+        if apart and event.kept is not None and rows_keep_a_key(event.kept, spec):
+            return True
+    return False
 
 
 def _key(mask: Mask, active: Sequence[_Event], bounds: Bounds, absorbs: float) -> MaskedKey:
@@ -351,39 +377,3 @@ def rows_disagree(mask: IndexedValue, reader: Reader, bounds: Bounds, opset: int
         return False
     numbers = map(float_of, branches(element(mask, reader)))
     return any(number is None or -math.inf < number <= lowest for number in numbers)
-
-
-def rows_see_themselves(allowed: Term, spec: AttentionSpec, given: Term = TRUE) -> bool:
-    """Whether key i is certainly seen in row i, of as many keys as rows.
-
-    Args:
-        allowed: Where a key is seen.
-        spec: The attention.
-        given: Known facts about key i.
-    """
-    seen, known = on_diagonal(allowed, spec), on_diagonal(given, spec)
-    return seen is not None and known is not None and (seen is TRUE or implied(known, seen))
-
-
-def on_diagonal(part: Term, spec: AttentionSpec) -> Term | None:
-    """A term of an attention's mask at key i in row i; None where there may not be as many keys as rows."""
-    rows, keys = leaves(spec.query_axis), leaves(spec.key_axis)
-    if [leaf.size for leaf in rows] != [leaf.size for leaf in keys]:
-        return None
-    found = normal(substitute(part, dict(zip(map(index, keys), map(index, rows), strict=True))))
-    return conjoin(*map(_without_differences, conjuncts(found))) if found.sort == "Bool" else found
-
-
-def _without_differences(term: Term) -> Term:
-    """A term in which what is computed of indices alone is 0 where it is subtracted from itself."""
-    if not term.args or term.op in {"index", "element"}:
-        return term
-    args = tuple(map(_without_differences, term.args))
-    values = [constant_of(item) for item in args]
-    if term.data == "Sub" and args[0] is args[1] and not elements_of(args[0]):
-        return number(0, term.sort)
-    if term.data == "Abs" and values[0] == 0:
-        return args[0]
-    if term.data in RELATIONS and None not in values:
-        return truth(bool(RELATIONS[term.data][0](*values)))
-    return term if args == term.args else rebuilt(term, args)

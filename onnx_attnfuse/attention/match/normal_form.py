@@ -21,10 +21,10 @@ import onnx_ir as ir
 from onnx_attnfuse.attention.axes.factors import Axes, Axis, leaves
 from onnx_attnfuse.attention.axes.views import IndexedValue, aligned, varies_along
 from onnx_attnfuse.attention.masks.classify import element, keep_condition, split_mask
-from onnx_attnfuse.attention.masks.fully_masked import implied
 from onnx_attnfuse.attention.masks.index_reader import Reader
 from onnx_attnfuse.attention.masks.intervals import Bounds, outcomes
 from onnx_attnfuse.attention.masks.mask_terms import is_binary
+from onnx_attnfuse.attention.masks.seen_keys import implied
 from onnx_attnfuse.attention.match import steps
 from onnx_attnfuse.attention.match.contractions import read_contraction
 from onnx_attnfuse.attention.match.paths import ScorePath, WeightPath

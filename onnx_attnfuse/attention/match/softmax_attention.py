@@ -11,10 +11,11 @@ import onnx_ir as ir
 from onnx_attnfuse.attention.axes.factors import Axes, Axis, Factor, leaves, length, new_axes
 from onnx_attnfuse.attention.axes.views import IndexedValue, aligned, varies_along
 from onnx_attnfuse.attention.masks.classify import element, understand
-from onnx_attnfuse.attention.masks.fully_masked import masked_keys, sees_a_key
+from onnx_attnfuse.attention.masks.fully_masked import masked_keys
 from onnx_attnfuse.attention.masks.index_reader import Reader
 from onnx_attnfuse.attention.masks.intervals import Bounds
 from onnx_attnfuse.attention.masks.mask_terms import is_binary
+from onnx_attnfuse.attention.masks.seen_keys import sees_a_key
 from onnx_attnfuse.attention.match import operands, roles
 from onnx_attnfuse.attention.match.normal_form import in_front, renormalization
 from onnx_attnfuse.attention.match.operands import read_cache, unify_lengths, wider

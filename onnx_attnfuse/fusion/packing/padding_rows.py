@@ -14,10 +14,10 @@ import onnx_ir as ir
 
 from onnx_attnfuse.attention.axes.factors import Axis, Factor
 from onnx_attnfuse.attention.masks.classify import Meaning
-from onnx_attnfuse.attention.masks.fully_masked import implied
 from onnx_attnfuse.attention.masks.index_reader import Reader
 from onnx_attnfuse.attention.masks.mask_terms import negation, position, truth
 from onnx_attnfuse.attention.masks.predicates import Padding, Predicate
+from onnx_attnfuse.attention.masks.seen_keys import implied
 from onnx_attnfuse.attention.spec import AttentionSpec
 from onnx_attnfuse.certify.terms import ZERO, Term, conjoin
 from onnx_attnfuse.fusion.packing.region import Region, below, users

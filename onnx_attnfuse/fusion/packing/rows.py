@@ -14,10 +14,10 @@ import onnx_ir as ir
 
 from onnx_attnfuse.attention.axes.factors import length
 from onnx_attnfuse.attention.masks.classify import Meaning, understand
-from onnx_attnfuse.attention.masks.fully_masked import rows_see_themselves
 from onnx_attnfuse.attention.masks.index_reader import Reader
 from onnx_attnfuse.attention.masks.mask_terms import factors_of
 from onnx_attnfuse.attention.masks.predicates import Padding
+from onnx_attnfuse.attention.masks.seen_keys import rows_see_themselves
 from onnx_attnfuse.attention.match.candidates import Candidate, anchor_of
 from onnx_attnfuse.attention.spec import AttentionSpec
 from onnx_attnfuse.certify.terms import conjoin

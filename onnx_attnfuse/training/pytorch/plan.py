@@ -11,12 +11,12 @@ import torch
 
 from onnx_attnfuse.attention.axes.factors import leaves, length
 from onnx_attnfuse.attention.masks.classify import Meaning, split_mask
-from onnx_attnfuse.attention.masks.fully_masked import on_diagonal, rows_see_themselves
 from onnx_attnfuse.attention.masks.index_reader import Reader
 from onnx_attnfuse.attention.masks.intervals import Bounds
 from onnx_attnfuse.attention.masks.mask_terms import elements_of, factors_of
 from onnx_attnfuse.attention.masks.predicates import Other, Padding
 from onnx_attnfuse.attention.masks.rounded_sums import lowest_sum
+from onnx_attnfuse.attention.masks.seen_keys import on_diagonal, rows_see_themselves
 from onnx_attnfuse.attention.spec import Added, AttentionSpec, Mask, Replaced, mask_values
 from onnx_attnfuse.certify.terms import Term
 from onnx_attnfuse.graph.dtypes import HALVES
