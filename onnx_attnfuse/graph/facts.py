@@ -220,7 +220,8 @@ class Facts:
 
     def same(self, left: Dim, right: Dim) -> bool:
         """Whether two lengths are equal whenever the graph runs."""
-        left, right = (sizes.substituted(dim, self._equal) for dim in (left, right))
+        if left != right and self._equal:
+            left, right = (sizes.substituted(dim, self._equal) for dim in (left, right))
         return left == right or (left, right) in self._enforced
 
     def spread(self, dim: Dim, size: Dim) -> None:
@@ -380,20 +381,18 @@ class Facts:
             dim if isinstance(dim, int) else sizes.parse(dim.value) if isinstance(dim.value, str) and named else None
             for dim in value.shape
         ]
-        return [None if dim is None else sizes.substituted(dim, self._equal) for dim in noted]
+        return [None if dim is None else sizes.substituted(dim, self._equal) for dim in noted] if self._equal else noted
 
     def _set_from_annotation(self, value: ir.Value) -> None:
         array_shape = value.const_value.shape if value.const_value is not None else None
         if array_shape is not None:
             self._dims[value] = tuple(dim if isinstance(dim, int) else 0 for dim in array_shape)
             return
-        annotated = self._annotation(value)
-        if annotated is None:
-            return
-        self._take(value, tuple(self.fresh(value, axis) if dim is None else dim for axis, dim in enumerate(annotated)))
+        if (annotated := self._annotation(value)) is not None:
+            self._take(value, tuple(self.fresh(value, axis) if dim is None else dim for axis, dim in enumerate(annotated)))
 
     def _take(self, value: ir.Value, dims: Dims) -> None:
-        dims = tuple(sizes.substituted(dim, self._equal) for dim in dims)
+        dims = tuple(sizes.substituted(dim, self._equal) for dim in dims) if self._equal else dims
         self._dims[value] = dims
         for axis, dim in enumerate(dims):
             if isinstance(dim, Size) and len(dim.atoms) == 1 and dim.factor == 1:

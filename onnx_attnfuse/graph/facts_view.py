@@ -100,10 +100,13 @@ def broadcast(shapes: Sequence[Dims | None], facts: Known | None = None, *, exac
     if len(known) != len(shapes) or not known:
         return None
     rank = max(map(len, known))
-    result: list[Dim] = [1] * rank
-    for shape in sorted(known, key=lambda shape: rank - len(shape) + shape.count(1)):
+    first, *others = sorted(known, key=lambda shape: rank - len(shape) + shape.count(1))
+    result: list[Dim] = [*[1] * (rank - len(first)), *first]
+    for shape in others:
         for axis, dim in enumerate(shape, rank - len(shape)):
             current = result[axis]
+            if current == dim:
+                continue
             if facts is not None:
                 facts.meet(current, dim)
                 facts.spread(current, dim)

@@ -17,6 +17,7 @@ import onnx
 import onnx_ir as ir
 
 from onnx_attnfuse.errors import InternalError, ModelError
+from onnx_attnfuse.graph.constants import all_parts
 from onnx_attnfuse.graph.dtypes import type_name
 from onnx_attnfuse.graph.ops import CONTRIB, STANDARD, plain_domain
 from onnx_attnfuse.graph.schemas import VARIADIC, table
@@ -80,15 +81,21 @@ def _faults(model: ir.Model, functions: frozenset[tuple[str, str]]) -> Iterator[
     for value in model.graph.outputs:
         if value.type is None:
             yield ("no type", value.name or ""), f"the graph output {value.name!r} has no type"
-    for graph in all_graphs(model):
-        for value in graph.initializers.values():
-            yield from _initializer_faults(value)
-    for node, kinds in mixed_types(model):
-        yield _type_fault(node), f"{_label(node)} takes operands of one type, and has {kinds}"
     for part in bodies(model):
         opsets = {plain_domain(domain): version for domain, version in (part.opset_imports or model.opset_imports).items()}
-        for node in part.all_nodes():
-            yield from _node_faults(node, model, opsets, functions)
+        sound = set[object]()
+        for graph in all_parts(part):
+            for value in graph.initializers.values():
+                yield from _initializer_faults(value)
+            for node, kinds in mixed_types_in(graph, lambda value: value.dtype):
+                yield _type_fault(node), f"{_label(node)} takes operands of one type, and has {kinds}"
+            for node in graph:
+                form = node.domain, node.op_type, node.overload, len(node.inputs), len(node.outputs)
+                has_holes = None in node.inputs
+                if has_holes or form not in sound:
+                    found = list(_node_faults(node, model, opsets, functions))
+                    yield from found
+                    sound |= set() if found or has_holes else {form}
 
 
 def _initializer_faults(value: ir.Value) -> Iterator[tuple[tuple[str, ...], str]]:
@@ -152,20 +159,16 @@ def _label(node: ir.Node) -> str:
 
 
 def check_types(model: ir.Model, where: str) -> None:
-    """Check every standard operator's operands; types that the model does not declare are not guessed.
+    """Check every standard operator's operands in a model whose faults are noted; types that it does not declare are not guessed.
 
     Raises:
         ModelError: Operands that must share a type do not.
     """
-    for node, kinds in mixed_types(model):
-        name = f"{node.op_type} '{node.name}'" if node.name else f"the {node.op_type} of '{node.outputs[0].name}'"
-        raise ModelError(f"{where}: {name} takes operands of one type, and has {kinds}; export the model again")
-
-
-def mixed_types(model: ir.Model) -> Iterator[tuple[ir.Node, str]]:
-    """The nodes of standard operators whose operands must share a type and do not, each with their types and names."""
-    for graph in all_graphs(model):
-        yield from mixed_types_in(graph, lambda value: value.dtype)
+    noted = cast("_Noted", model.meta[_NOTED])
+    for graph in all_graphs(model) if any(kind == "types" for kind, *_ in noted.faults) else ():
+        for node, kinds in mixed_types_in(graph, lambda value: value.dtype):
+            name = f"{node.op_type} '{node.name}'" if node.name else f"the {node.op_type} of '{node.outputs[0].name}'"
+            raise ModelError(f"{where}: {name} takes operands of one type, and has {kinds}; export the model again")
 
 
 def mixed_types_in(graph: Iterable[ir.Node], dtype_of: Callable[[ir.Value], ir.DataType | None]) -> Iterator[tuple[ir.Node, str]]:

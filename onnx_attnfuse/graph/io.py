@@ -26,7 +26,6 @@ import onnx_ir as ir
 
 from onnx_attnfuse.errors import ModelError, OptionError
 from onnx_attnfuse.graph import external, faults
-from onnx_attnfuse.graph.faults import check_types
 from onnx_attnfuse.graph.schemas import mark_versions
 from onnx_attnfuse.graph.staging import staged
 from onnx_attnfuse.graph.tensors import all_graphs, bodies, check_payloads, data_tensors
@@ -226,7 +225,6 @@ def _understood(proto: onnx.ModelProto, where: str) -> tuple[ir.Model, list[ir.E
         out_of_order = check(proto, where)
         model = ir.from_proto(proto)
         beside = check_payloads(model, where)
-        check_types(model, where)
     except (ir.serde.SerdeError, NotImplementedError, ValueError, TypeError) as error:
         raise ModelError(f"{where} cannot be read: {_root_cause(error)}; export the model again") from error
     _take_initializers_from_inputs(model)
@@ -235,6 +233,7 @@ def _understood(proto: onnx.ModelProto, where: str) -> tuple[ir.Model, list[ir.E
         model.opset_imports.setdefault("", model.opset_imports.pop("ai.onnx"))
     mark_versions(model)
     faults.note(model)
+    faults.check_types(model, where)
     if out_of_order is None:
         return model, beside
     try:

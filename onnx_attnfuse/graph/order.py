@@ -26,8 +26,10 @@ class NodeOrder:
         self._own(graph)
 
     def _own(self, nodes: Iterable[ir.Node]) -> None:
-        for node in reached(nodes, lambda node: (inner for nested in subgraphs(node) for inner in nested)):
-            self._owners.update(dict.fromkeys(subgraphs(node), node))
+        for node in nodes:
+            for nested in subgraphs(node):
+                self._owners[nested] = node
+                self._own(nested)
 
     def add(self, nodes: Iterable[ir.Node], anchor: ir.Node) -> None:
         """Adds new nodes to the order.

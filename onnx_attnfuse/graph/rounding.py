@@ -20,6 +20,8 @@ from onnx_attnfuse.graph.ops import is_contrib, is_standard
 from onnx_attnfuse.reasons import Reason
 
 _DYNAMIC = "DynamicQuantizeLinear"
+ROUNDS = frozenset(["QuantizeLinear", "DequantizeLinear", _DYNAMIC])
+"""Operators that are half of a rounding."""
 
 
 @dataclasses.dataclass(frozen=True)

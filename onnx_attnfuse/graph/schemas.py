@@ -82,6 +82,11 @@ class Schema:
         count = read.index(False) if False in read else len(read)
         return sys.maxsize if count and list(self.inputs)[count - 1].endswith(VARIADIC) else count
 
+    @functools.cached_property
+    def free(self) -> frozenset[str]:
+        """The attributes that are understood whatever their values."""
+        return frozenset(name for name, item in self.attributes.items() if item.is_read and not item.kind)
+
 
 @functools.cache
 def table() -> Mapping[tuple[str, str], Schema]:
@@ -129,6 +134,8 @@ def why_unknown(node: ir.Node) -> str | None:
     if len(node.inputs) > schema.most and (place := _unread_input(node, schema)) is not None:
         names = list(schema.inputs)
         return f"{names[place] if place < len(names) else f'input {place}'} of {node.op_type} is not read"
+    if schema.free.issuperset(node.attributes.data):
+        return None
     for name, given in node.attributes.data.items():
         known = schema.attributes.get(name)
         if known is None or not known.takes(given):

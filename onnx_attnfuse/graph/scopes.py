@@ -16,7 +16,7 @@ from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.facts_view import Dims
 from onnx_attnfuse.graph.ops import STANDARD
 from onnx_attnfuse.graph.sizes import Dim
-from onnx_attnfuse.graph.tensors import bodies
+from onnx_attnfuse.graph.tensors import all_graphs, bodies
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,7 +42,7 @@ def scopes(model: ir.Model, assumed: Assumed = Assumed()) -> Iterator[Scope]:  #
             if node.op_identifier() in calls:
                 calls[node.op_identifier()].append((node, facts))
 
-    known = Calls(model.functions, assumed)
+    known = Calls(model.functions, assumed) if calls else None
     facts = Facts(model.graph, assumed=assumed, calls=known)
     note(model.graph, facts)
     yield from _nested(model.graph, model.graph.name or "main", facts, opset)
@@ -112,15 +112,11 @@ def count_ops(model: ir.Model) -> Counter[str]:
 
 def all_names(model: ir.Model) -> set[str]:
     """Every name of a value or node in the model."""
-    names: set[str] = set()
-    for graph in bodies(model):
-        names.update(value.name for value in graph.inputs if value.name)
+    names = set[str | None]()
+    for graph in all_graphs(model):
         names.update(graph.initializers)
-        for node in all_nodes(graph):
-            if node.name:
-                names.add(node.name)
-            names.update(value.name for value in node.outputs if value.name)
-            for inner in subgraphs(node):
-                names.update(value.name for value in inner.inputs if value.name)
-                names.update(inner.initializers)
-    return names
+        names.update([value.name for value in graph.inputs])
+        for node in graph:
+            names.add(node.name)
+            names.update([value.name for value in node.outputs])
+    return {name for name in names if name}

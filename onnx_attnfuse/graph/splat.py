@@ -12,10 +12,11 @@ from onnx_attnfuse.graph.constants import attribute, constant_array
 from onnx_attnfuse.graph.dtypes import FLOATS, within
 from onnx_attnfuse.graph.facts_view import Known
 from onnx_attnfuse.graph.ops import CASTS, REARRANGES, REPEATS, SLICES, is_standard
-from onnx_attnfuse.graph.rounding import dequantized_number, dequantizes, quantized_number, quantizes
+from onnx_attnfuse.graph.rounding import ROUNDS, dequantized_number, dequantizes, quantized_number, quantizes
 
 _SPREADS = REARRANGES | REPEATS | SLICES
 _COMPUTES: Mapping[str, Any] = {"Add": np.add, "Sub": np.subtract, "Mul": np.multiply, "Div": np.divide, "Neg": np.negative}
+_READ = frozenset([*_SPREADS, *CASTS, *_COMPUTES, "ConstantOfShape", *ROUNDS])
 _DEPTH = 6
 """Operators on numbers that are looked through, in sequence: a sum may have all of a model before it."""
 
@@ -29,14 +30,15 @@ def number(value: ir.Value, facts: Known, depth: int = _DEPTH) -> float | None:
         return float(content)
     array = constant_array(value)
     if array is None:
-        return _filled(value.producer(), facts, depth)
+        node = value.producer()
+        return None if node is None or node.op_type not in _READ else _filled(node, facts, depth)
     if array.size == 0:
         return None
     first = array.reshape(-1)[:1]
     return float(first[0]) if bool((array == first).all()) else None
 
 
-def _filled(node: ir.Node | None, facts: Known, depth: int) -> float | None:
+def _filled(node: ir.Node, facts: Known, depth: int) -> float | None:
     """The number that a node fills its result with."""
     if quantizes(node) or dequantizes(node):
         return _rounded(node, facts)
@@ -55,7 +57,11 @@ def _filled(node: ir.Node | None, facts: Known, depth: int) -> float | None:
     compute, dtype = _COMPUTES.get(node.op_type), facts.dtype(node.outputs[0])
     if compute is None or dtype is None or not dtype.is_floating_point():
         return None
-    numbers = [None if value is None else number(value, facts, depth - 1) for value in node.inputs]
+    numbers = list[float | None]()
+    for value in node.inputs:
+        numbers += [None if value is None else number(value, facts, depth - 1)]
+        if numbers[-1] is None and node.op_type != "Mul":
+            return None
     if node.op_type == "Mul" and 0 in numbers and any(_was_truth(value, facts) for value in node.inputs):
         return 0.0
     if None in numbers:

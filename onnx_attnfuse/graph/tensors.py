@@ -37,7 +37,7 @@ def all_tensors(model: ir.Model) -> Iterator[ir.TensorProtocol]:
 
 
 def _attribute_tensors(node: ir.Node) -> Iterator[ir.TensorProtocol]:
-    for attribute in node.attributes.values():
+    for attribute in node.attributes.data.values():
         if attribute.type is ir.AttributeType.TENSOR and not attribute.is_ref():
             yield attribute.value
         elif attribute.type is ir.AttributeType.TENSORS and not attribute.is_ref():
@@ -83,7 +83,7 @@ def check_payloads(model: ir.Model, where: str) -> list[ir.ExternalTensor]:
     """
     beside: list[ir.ExternalTensor] = []
     for tensor in all_tensors(model):
-        if isinstance(tensor, ir.ExternalTensor):
+        if type(tensor) is ir.ExternalTensor:
             beside.append(tensor)
         problem = _payload_problem(tensor)
         if problem:
@@ -94,31 +94,26 @@ def check_payloads(model: ir.Model, where: str) -> list[ir.ExternalTensor]:
 
 
 def _payload_problem(tensor: ir.TensorProtocol) -> str | None:
-    if tensor.dtype == ir.DataType.UNDEFINED:
+    dtype, dims = tensor.dtype, tensor.shape.numpy()
+    if dtype == ir.DataType.UNDEFINED:
         return "has no element type"
-    dims = tensor.shape.numpy()
     if dims and min(dims) < 0:
         return f"has a negative dimension in its shape {list(dims)}"
-    if isinstance(tensor, ir.ExternalTensor):
-        given, wanted, unit = tensor.length, tensor.nbytes, "bytes"
+    size = math.prod(dims)
+    wanted, unit = (size, "strings") if dtype == ir.DataType.STRING else (math.ceil(size * dtype.bitwidth / 8), "bytes")
+    if isinstance(tensor, ir.serde.TensorProtoTensor):
+        proto = tensor.raw
+        if proto.HasField("raw_data"):
+            given = len(proto.raw_data)
+        else:
+            given, unit = len(getattr(proto, onnx.helper.tensor_dtype_to_field(proto.data_type))), "numbers"
+            wanted = 2 * size if dtype in _COMPLEX else wanted if dtype.bitwidth in _PACKED_BITS else size
+    elif isinstance(tensor, ir.ExternalTensor):
+        given = tensor.length
     elif isinstance(tensor, ir.StringTensor):
-        given, wanted, unit = len(tensor.string_data()), tensor.size, "strings"
-    elif isinstance(tensor, ir.serde.TensorProtoTensor):
-        given, wanted, unit = _inline_payload(tensor)
+        given = len(tensor.string_data())
     else:
         return None
     if given is None or given == wanted:
         return None
-    return f"has {given} {unit} of data where {tensor.dtype} {list(dims)} takes {wanted}"
-
-
-def _inline_payload(tensor: ir.serde.TensorProtoTensor) -> tuple[int, int, str]:
-    proto = tensor.raw
-    if proto.HasField("raw_data"):
-        return len(proto.raw_data), tensor.nbytes, "bytes"
-    given = len(getattr(proto, onnx.helper.tensor_dtype_to_field(proto.data_type)))
-    if tensor.dtype in _COMPLEX:
-        return given, 2 * tensor.size, "numbers"
-    if tensor.dtype.bitwidth in _PACKED_BITS:
-        return given, math.ceil(tensor.size * tensor.dtype.bitwidth / 8), "numbers"
-    return given, tensor.size, "numbers"
+    return f"has {given} {unit} of data where {dtype} {list(dims)} takes {wanted}"

@@ -17,6 +17,7 @@ from onnx_attnfuse.errors import InternalError, ModelError
 from onnx_attnfuse.graph.ops import STANDARD, plain_domain
 
 _ASK = "export the model again or report it to the tool that wrote it"
+_SPARSE = frozenset([onnx.AttributeProto.SPARSE_TENSOR, onnx.AttributeProto.SPARSE_TENSORS])
 _EXPORT = "export with the default opset of the exporter, or a later one"
 
 
@@ -48,11 +49,9 @@ def check(model: onnx.ModelProto, where: str) -> OutOfOrder | None:
         raise ModelError(f"{where} defines two functions of one name; {_ASK}")
     _check_calls(model, where)
     found = _GraphCheck(where, opsets, functions).run(model.graph, outer=None)
-    _check_versions(model.graph.node, opsets.get("", 0), functions, where)
     for function in model.functions:
-        body, own = _as_graph(function), _opsets(function.opset_import) or opsets
-        found = _GraphCheck(where, own, functions).run(body, outer=None) or found
-        _check_versions(function.node, own.get("", 0), functions, where)
+        own = _opsets(function.opset_import) or opsets
+        found = _GraphCheck(where, own, functions).run(_as_graph(function), outer=None) or found
     return found
 
 
@@ -73,14 +72,6 @@ def check_written(model: onnx.ModelProto) -> None:
         raise InternalError(str(error)) from error
     if found is not None:
         raise InternalError(f"the result: {found.node} reads {found.value!r} before it is computed")
-
-
-def _check_versions(nodes: Iterable[onnx.NodeProto], version: int, own: Collection[tuple[str, str]], where: str) -> None:
-    """Refuse operators of the standard that its imported version lacks, as exporters leave them that cannot convert a model."""
-    for node in _nodes(nodes):
-        is_standard = plain_domain(node.domain) == "" and (node.domain, node.op_type) not in own and onnx.defs.has(node.op_type)
-        if is_standard and not onnx.defs.has(node.op_type, version, ""):
-            raise ModelError(f"{where}: {_label(node)} is not in opset {version}, which is imported; {_EXPORT}")
 
 
 def _check_header(model: onnx.ModelProto, where: str) -> None:
@@ -172,12 +163,12 @@ class _GraphCheck:
         """Check `graph` and everything below it."""
         scope = self._declare(graph, outer)
         for node in graph.node:
-            if not all(map(_is_text, (node.op_type, node.domain, node.name, *node.input, *node.output))):
+            if not _is_text(node.op_type, node.domain, node.name, *node.input, *node.output):
                 raise ModelError(f"{self.where}: the name of a {node.op_type!r} node or its values is not UTF-8; {_ASK}")
             if not node.op_type:
                 raise ModelError(f"{self.where}: the node that computes {next(iter(node.output), '')!r} has no operator; {_ASK}")
             self._check_inputs(node, scope)
-            self._check_attributes(node, scope)
+            self._check_operator(node, scope)
             scope.ready.update(node.output)
         for output in graph.output:
             if scope.owner(output.name) is None:
@@ -205,27 +196,36 @@ class _GraphCheck:
         return seen
 
     def _check_inputs(self, node: onnx.NodeProto, scope: _Scope) -> None:
-        for name in filter(None, node.input):
+        for name in node.input:
+            if not name or name in scope.ready:
+                continue
             owner = scope.owner(name)
             if owner is None:
                 raise ModelError(f"{self.where}: {_label(node)} reads {name!r}, which nothing computes; {_ASK}")
             if self.out_of_order is None and name not in owner.ready:
                 self.out_of_order = OutOfOrder(_label(node), name)
 
-    def _check_attributes(self, node: onnx.NodeProto, scope: _Scope) -> None:
-        domain = plain_domain(node.domain)
-        own = (node.domain, node.op_type) in self.functions
-        known = _attribute_kinds("" if own else node.op_type, self.opsets.get(domain, 1), domain)
-        self._unique((attribute.name for attribute in node.attribute), f"an attribute of {_label(node)}")
+    def _check_operator(self, node: onnx.NodeProto, scope: _Scope) -> None:
+        op, domain = node.op_type, plain_domain(node.domain)
+        if (node.domain, op) in self.functions:
+            op = ""
+        known = _attribute_kinds(op, self.opsets.get(domain, 0), domain)
+        if known is None:  # exporters leave them that cannot convert a model
+            raise ModelError(
+                f"{self.where}: {_label(node)} is not in opset {self.opsets.get('', 0)}, which is imported; {_EXPORT}"
+            )
+        if len(node.attribute) > 1:
+            self._unique((attribute.name for attribute in node.attribute), f"an attribute of {_label(node)}")
         for attribute in node.attribute:
-            kind = onnx.AttributeProto.AttributeType.Name(attribute.type)
-            if kind.startswith("SPARSE"):
+            kind = attribute.type
+            if kind in _SPARSE:
                 raise ModelError(f"{self.where}: {_label(node)} holds a sparse tensor, which cannot be kept; make it dense first")
-            if kind == "UNDEFINED":
+            if kind == onnx.AttributeProto.UNDEFINED:
                 raise ModelError(f"{self.where}: attribute {attribute.name!r} of {_label(node)} does not say its kind; {_ASK}")
             if kind != (expected := known.get(attribute.name, kind)):
+                given, asked = map(onnx.AttributeProto.AttributeType.Name, (kind, expected))
                 raise ModelError(
-                    f"{self.where}: attribute {attribute.name!r} of {_label(node)} is of kind {kind}, not {expected}; {_ASK}"
+                    f"{self.where}: attribute {attribute.name!r} of {_label(node)} is of kind {given}, not {asked}; {_ASK}"
                 )
             for subgraph in _subgraphs(attribute):
                 if node.op_type == "If" and domain == "" and len(subgraph.output) < len(node.output):
@@ -234,9 +234,9 @@ class _GraphCheck:
                 self.run(subgraph, scope)
 
 
-def _is_text(name: object) -> bool:
+def _is_text(*names: object) -> bool:
     """Protobuf passes bytes where a string field does not hold UTF-8."""
-    return isinstance(name, str)
+    return set(map(type, names)) == {str}
 
 
 def _subgraphs(attribute: onnx.AttributeProto) -> Iterator[onnx.GraphProto]:
@@ -251,9 +251,10 @@ def _label(node: onnx.NodeProto) -> str:
 
 
 @functools.cache
-def _attribute_kinds(op_type: str, version: int, domain: str) -> Mapping[str, str]:
-    """Kind of each attribute the standard gives this operator; empty for operators it does not know."""
-    if not onnx.defs.has(op_type, version, domain):
-        return {}
-    schema = onnx.defs.get_schema(op_type, version, domain)
-    return {name: str(attribute.type).rpartition(".")[2] for name, attribute in schema.attributes.items()}
+def _attribute_kinds(op: str, version: int, domain: str) -> Mapping[str, int] | None:
+    """Kind of each attribute of an operator; empty for those that ONNX does not know, None where only other versions have it."""
+    if not onnx.defs.has(op, version, domain):
+        return None if domain == "" and onnx.defs.has(op) else {}
+    schema = onnx.defs.get_schema(op, version, domain)
+    kinds = onnx.AttributeProto.AttributeType
+    return {name: kinds.Value(str(attribute.type).rpartition(".")[2]) for name, attribute in schema.attributes.items()}

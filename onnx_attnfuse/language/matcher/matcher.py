@@ -15,6 +15,7 @@ import onnx_ir as ir
 
 from onnx_attnfuse.attention.axes.factors import new_axes, refined
 from onnx_attnfuse.attention.axes.views import IndexedValue
+from onnx_attnfuse.attention.match.contractions import PRODUCTS
 from onnx_attnfuse.attention.match.steps import Readers, Scaled
 from onnx_attnfuse.graph.constants import constant_array
 from onnx_attnfuse.graph.facts import Facts
@@ -34,6 +35,8 @@ from onnx_attnfuse.language.matcher.operands import OperandGoals, Traversal, fac
 
 _MOVING = frozenset(["also", "scores"])
 """The attributes of a step that give its place and not its effect."""
+_MORE_TYPES = {"Mul": ("Pow",), "Div": ("Mul",), "MatMul": PRODUCTS, "MixHeads": PRODUCTS}
+"""For operators of the pattern language the types of nodes that may be one besides its own."""
 
 
 class Matcher:
@@ -43,6 +46,7 @@ class Matcher:
         self._net = net
         self._facts = facts
         self._operands = OperandGoals(facts, opset)
+        self._types = net.begins.union(*(_MORE_TYPES.get(name, ()) for name in net.begins))
         self._ascent = Traversal(facts, readers)
         self._trace = trace
 
@@ -62,7 +66,7 @@ class Matcher:
         """Whether a formula may begin with this very operator; operators that are merely passed on the way begin none."""
         if len(node.outputs) != 1:
             return False
-        begins = not self._net.begins.isdisjoint(self._operands.names(node))
+        begins = node.op_type in self._types and not self._net.begins.isdisjoint(self._operands.names(node))
         return begins or (self._net.begins_with_steps and self._ascent.begins_steps(node))
 
     def _fit(self, branch: NetBranch, goals: tuple[Goal, ...], state: State) -> Iterator[tuple[Variant, State]]:
