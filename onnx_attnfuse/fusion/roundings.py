@@ -14,14 +14,15 @@ is multiplied by it, and all numbers stay the same.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Iterable, Sequence
 from typing import Literal, TypeAlias
 
-import numpy as np
 import onnx_ir as ir
 
 from onnx_attnfuse.attention.match.candidates import Candidate
+from onnx_attnfuse.attention.roundings import Step, steps_above, steps_below
 from onnx_attnfuse.attention.spec import AttentionSpec, plain_masks
 from onnx_attnfuse.containment import Subject
 from onnx_attnfuse.graph.build import Builder
@@ -29,10 +30,9 @@ from onnx_attnfuse.graph.constants import attributes, constant_array, is_standar
 from onnx_attnfuse.graph.edit import put_back
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.ops import REARRANGES, REPEATS
-from onnx_attnfuse.graph.rounding import QdqPair, quantizes, read_pair
-from onnx_attnfuse.graph.scaling import read_scaling
+from onnx_attnfuse.graph.rounding import read_pair, same_grid
 from onnx_attnfuse.graph.sweep import Detached, detach, sweep
-from onnx_attnfuse.graph.uses import label, viewers
+from onnx_attnfuse.graph.uses import label
 from onnx_attnfuse.report.model import SiteReport
 from onnx_attnfuse.transforms.rewriting import GraphContext
 
@@ -123,24 +123,7 @@ def _done(sites: Iterable[SiteReport]) -> set[str]:
 Order: TypeAlias = Literal["roundings first", "views first"]
 """The first kind, seen from the node that computes an operand."""
 
-_MOST_STEPS = 24
 _MOVING = Subject("moving roundings over views")
-
-
-@dataclasses.dataclass(frozen=True)
-class _Step:
-    """A view, a factor or a rounding on a tensor."""
-
-    before: ir.Value
-    after: ir.Value
-    node: ir.Node
-    pair: QdqPair | None = None
-    factor: float | None = None
-
-    @property
-    def is_view(self) -> bool:
-        """Whether elements only go elsewhere, perhaps several times."""
-        return self.pair is None and self.factor is None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -181,7 +164,7 @@ def move_roundings(candidates: Iterable[Candidate], graph: GraphContext, order: 
     return [item for item in found if item is not None]
 
 
-def _moved(site: str, steps: Sequence[_Step], order: Order, graph: GraphContext) -> Moved | None:
+def _moved(site: str, steps: Sequence[Step], order: Order, graph: GraphContext) -> Moved | None:
     wanted = _ordered(steps, order, graph.scope.facts)
     if wanted is None:
         return None
@@ -195,19 +178,19 @@ def _moved(site: str, steps: Sequence[_Step], order: Order, graph: GraphContext)
     return Moved(site, old, new, removed) if removed.nodes else None
 
 
-def _ordered(steps: Sequence[_Step], order: Order, facts: Facts) -> list[_Step] | None:
+def _ordered(steps: Sequence[Step], order: Order, facts: Facts) -> list[Step] | None:
     """The steps in their new order; None where they have it, or nothing is rounded."""
     if not any(step.pair for step in steps):
         return None
-    views = [step for step in steps if step.is_view]
-    rest = [step for step in steps if not step.is_view]
+    views = [step for step in steps if _is_view(step)]
+    rest = [step for step in steps if not _is_view(step)]
     found = _merged([*views, *_factors_first(rest, facts)] if order == "views first" else [*rest, *views])
     return None if [step.node for step in found] == [step.node for step in steps] else found
 
 
-def _factors_first(steps: Sequence[_Step], facts: Facts) -> list[_Step]:
+def _factors_first(steps: Sequence[Step], facts: Facts) -> list[Step]:
     """Factors that are powers of two before the roundings that they follow, whose scales they multiply."""
-    found: list[_Step] = []
+    found: list[Step] = []
     for step in steps:
         place = len(found)
         while step.factor is not None and place and _takes(found[place - 1], step.factor, facts):
@@ -217,7 +200,7 @@ def _factors_first(steps: Sequence[_Step], facts: Facts) -> list[_Step]:
     return found
 
 
-def _takes(step: _Step, factor: float, facts: Facts) -> bool:
+def _takes(step: Step, factor: float, facts: Facts) -> bool:
     """Whether a step is a rounding of float32 that takes a factor into its scale: a power of two, so that no bit changes."""
     if step.pair is None or math.frexp(factor)[0] != 0.5 or facts.dtype(step.before) != ir.DataType.FLOAT:
         return False
@@ -226,33 +209,18 @@ def _takes(step: _Step, factor: float, facts: Facts) -> bool:
     return 2.0**-100 < product < 2.0**100
 
 
-def _merged(steps: Sequence[_Step]) -> list[_Step]:
+def _merged(steps: Sequence[Step]) -> list[Step]:
     """The steps without roundings to the grid that the one right before rounds to already."""
-    found: list[_Step] = []
+    found: list[Step] = []
     for step in steps:
-        if found and step.pair is not None and found[-1].pair is not None and _same_grid(found[-1], step):
-            continue
-        found.append(step)
+        last = found[-1] if found else None
+        is_again = last is not None and last.pair is not None and step.pair is not None and same_grid(last.pair, step.pair)
+        if last is None or not is_again or last.factor != step.factor:
+            found.append(step)
     return found
 
 
-def _same_grid(one: _Step, other: _Step) -> bool:
-    assert one.pair is not None
-    assert other.pair is not None
-    if (
-        one.pair.dtype != other.pair.dtype
-        or one.factor != other.factor
-        or one.pair.dequantize.domain != other.pair.dequantize.domain
-    ):
-        return False
-    pairs = zip(one.pair.dequantize.inputs[1:], other.pair.dequantize.inputs[1:], strict=False)
-    if len(one.pair.dequantize.inputs) != len(other.pair.dequantize.inputs):
-        return False
-    arrays = ((constant_array(left), constant_array(right)) for left, right in pairs)
-    return all(left is not None and right is not None and np.array_equal(left.ravel(), right.ravel()) for left, right in arrays)
-
-
-def _again(step: _Step, value: ir.Value, builder: Builder) -> ir.Value:
+def _again(step: Step, value: ir.Value, builder: Builder) -> ir.Value:
     """The step once more, on another tensor."""
     if step.pair is None:
         return _copied(step.node, [value if item is step.before else item for item in step.node.inputs], builder, value, step)
@@ -267,55 +235,37 @@ def _again(step: _Step, value: ir.Value, builder: Builder) -> ir.Value:
     return _copied(dequantize, [codes, scale, *dequantize.inputs[2:]], builder, value, step)
 
 
-def _copied(node: ir.Node, inputs: Sequence[ir.Value | None], builder: Builder, value: ir.Value, step: _Step) -> ir.Value:
+def _copied(node: ir.Node, inputs: Sequence[ir.Value | None], builder: Builder, value: ir.Value, step: Step) -> ir.Value:
     """A node like another on other inputs."""
     return builder.node(node.op_type, inputs, attributes(node), domain=node.domain, hint=f"{node.name or node.op_type}/moved")
 
 
-def _above(operand: ir.Value, facts: Facts) -> list[_Step]:
+def _above(operand: ir.Value, facts: Facts) -> list[Step]:
     """The steps between an operand's producer and the operand, the earliest first."""
-    found: list[_Step] = []
-    value = operand
-    while len(found) < _MOST_STEPS:
-        step = _step(value.producer(), facts)
-        if step is None or step.after is not value:
-            break
-        found.append(step)
-        value = step.before
-    return found[::-1]
+    return [*itertools.takewhile(lambda step: _may_move(step, facts), steps_above(operand, facts))][::-1]
 
 
-def _below(result: ir.Value, facts: Facts) -> list[_Step]:
+def _below(result: ir.Value, facts: Facts) -> list[Step]:
     """The steps after a result that are its only users, up to the last rounding."""
-    found: list[_Step] = []
-    value = result
-    while len(found) < _MOST_STEPS and not value.is_graph_output():
-        users = viewers(value)
-        node = users[0] if len(users) == 1 else None
-        if quantizes(node):
-            readers = viewers(node.outputs[0])
-            node = readers[0] if len(readers) == 1 else None
-        step = _step(node, facts)
-        if step is None or step.before is not value or step.factor is not None:
-            break
-        found.append(step)
-        value = step.after
-    while found and found[-1].is_view:
+    steps = steps_below(result, facts)
+    found = [*itertools.takewhile(lambda step: step.factor is None and _may_move(step, facts), steps)]
+    while found and _is_view(found[-1]):
         found.pop()
     return found
 
 
-def _step(node: ir.Node | None, facts: Facts) -> _Step | None:
-    """The step that a node is, or ends; None where it is none that can be moved."""
-    pair = read_pair(node, facts)
-    if pair is not None:
-        movable = pair.axis is None and not pair.block_size and not pair.is_computed and facts.dims(pair.before) is not None
-        return _Step(pair.before, pair.after, pair.dequantize, pair) if movable else None
-    if node is None or not node.inputs or node.inputs[0] is None or facts.dims(node.outputs[0]) is None:
-        return None
-    if is_standard(node, *REARRANGES, *REPEATS):
-        return _Step(node.inputs[0], node.outputs[0], node)
-    scaling = read_scaling(node, facts)
-    if scaling is None or facts.rank(scaling.operand) not in {0, 1}:
-        return None
-    return _Step(scaling.tensor, node.outputs[0], node, factor=scaling.of(1.0))
+def _is_view(step: Step) -> bool:
+    """Whether elements only go elsewhere, perhaps several times."""
+    return step.pair is None and step.factor is None
+
+
+def _may_move(step: Step, facts: Facts) -> bool:
+    """Whether a step can change places with others: a rounding by one scale, a view of known shape, or a factor of no axes."""
+    if step.pair is not None:
+        is_one = step.pair.axis is None and not step.pair.block_size and not step.pair.is_computed
+        return is_one and facts.dims(step.before) is not None
+    if facts.dims(step.after) is None:
+        return False
+    if step.factor is None:
+        return is_standard(step.node, *REARRANGES, *REPEATS)
+    return all(facts.rank(value) in {0, 1} for value in step.node.inputs if value is not None and value is not step.before)

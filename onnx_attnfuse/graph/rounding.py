@@ -162,21 +162,18 @@ def same_rounded(value: ir.Value | None, other: ir.Value, facts: Known) -> tuple
         return ()
     if value is None:
         return None
-    pairs = [read_pair(item.producer(), facts) for item in (value, other)]
-    first, second = pairs
-    if first is None or second is None or first.before is not second.before or _grid(first) != _grid(second):
-        return None
-    scales, points = (
-        [pair.dequantize.inputs[1] for pair in pairs if pair],
-        [given(pair.dequantize, 2) for pair in pairs if pair],
-    )
-    if not _same(*scales) or (points[0] is not points[1] and not _same_points(*points)):
+    first, second = (read_pair(item.producer(), facts) for item in (value, other))
+    if first is None or second is None or first.before is not second.before or not same_grid(first, second):
         return None
     return first.nodes if first.quantize is not second.quantize else (first.dequantize,)
 
 
-def _grid(pair: QdqPair) -> tuple[object, ...]:
-    return pair.dtype, pair.axis, pair.block_size
+def same_grid(one: QdqPair, other: QdqPair) -> bool:
+    """Whether two pairs round to the same numbers."""
+    if (one.dtype, one.axis, one.block_size) != (other.dtype, other.axis, other.block_size):
+        return False
+    points = given(one.dequantize, 2), given(other.dequantize, 2)
+    return _same(one.dequantize.inputs[1], other.dequantize.inputs[1]) and (points[0] is points[1] or _same_points(*points))
 
 
 _LEVELS: dict[ir.DataType, tuple[int, int]] = {

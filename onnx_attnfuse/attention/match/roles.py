@@ -22,18 +22,13 @@ from onnx_attnfuse.attention.match.steps import (
     Taken,
     WeightStep,
 )
-from onnx_attnfuse.attention.roundings import Place, Rounding
+from onnx_attnfuse.attention.roundings import VIEWS, Place, Rounding, steps_above, steps_below
 from onnx_attnfuse.attention.spec import AttentionSpec, Role, Source
 from onnx_attnfuse.graph.constants import is_standard
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.ops import CASTS, ELEMENTWISE, GATHERS, REARRANGES, REDUCTIONS, REPEATS, SLICES
-from onnx_attnfuse.graph.rounding import quantizes, read_pair
-from onnx_attnfuse.graph.scaling import read_scaling
-from onnx_attnfuse.graph.uses import sources, viewers
-
-_VIEWS = REARRANGES | REPEATS | SLICES | CASTS
-_MOST_STEPS = 24
-"""Operators between an operand and its projection: longer chains do not occur."""
+from onnx_attnfuse.graph.rounding import read_pair
+from onnx_attnfuse.graph.uses import sources
 
 
 def score_roundings(steps: Iterable[Taken[ScoreStep]]) -> Iterator[Rounding]:
@@ -74,59 +69,13 @@ def mask_roundings(steps: Iterable[Taken[ScoreStep]], facts: Facts) -> Iterator[
 
 def operand_roundings(place: Place, operand: ir.Value, facts: Facts) -> tuple[Rounding, ...]:
     """The roundings of an operand up to its producer, the earliest first; views and factors are gone through."""
-    pairs = (read_pair(node, facts) for node in _above(operand, facts))
-    return tuple(reversed([Rounding(place, pair) for pair in pairs if pair is not None]))
-
-
-def factors(operand: ir.Value, facts: Facts) -> Iterator[ir.Node]:
-    """The nodes that multiply or divide an operand by a number, up to its producer."""
-    return (node for node in _above(operand, facts) if is_standard(node, "Mul", "Div"))
-
-
-def _above(operand: ir.Value, facts: Facts) -> Iterator[ir.Node]:
-    """Views, factors and roundings of an operand, the last that is computed first."""
-    value = operand
-    for _ in range(_MOST_STEPS):
-        node = value.producer()
-        if node is None:
-            return
-        pair = read_pair(node, facts)
-        before = _before(node, facts) if pair is None else pair.before
-        if before is None:
-            return
-        yield node
-        value = before
+    return tuple(reversed([Rounding(place, step.pair) for step in steps_above(operand, facts) if step.pair is not None]))
 
 
 def result_roundings(result: IndexedValue, facts: Facts) -> tuple[Rounding, ...]:
     """The roundings of the result as those have them who alone look at it, through views."""
-    found: list[Rounding] = []
-    value = result.value
-    for _ in range(_MOST_STEPS):
-        users = viewers(value)
-        if len(users) != 1 or value.is_graph_output():
-            break
-        node = users[0]
-        if quantizes(node):
-            readers = viewers(node.outputs[0])
-            pair = read_pair(readers[0], facts) if len(readers) == 1 else None
-            if pair is None:
-                break
-            found.append(Rounding("output", pair))
-            value = pair.after
-        elif is_standard(node, *_VIEWS):
-            value = node.outputs[0]
-        else:
-            break
-    return tuple(found)
-
-
-def _before(node: ir.Node, facts: Facts) -> ir.Value | None:
-    """The tensor that a view, or a product or quotient with a number, is made of."""
-    if is_standard(node, *_VIEWS):
-        return node.inputs[0]
-    scaling = read_scaling(node, facts)
-    return None if scaling is None else scaling.tensor
+    steps = itertools.takewhile(lambda step: step.factor is None, steps_below(result.value, facts))
+    return tuple(Rounding("output", step.pair) for step in steps if step.pair is not None)
 
 
 _ARITHMETIC = (ELEMENTWISE | REARRANGES | REPEATS | SLICES | GATHERS | CASTS | REDUCTIONS).union(
@@ -171,10 +120,11 @@ def _of_operand(operand: tuple[Source, ...], facts: Facts) -> dict[ir.Node, Role
         node = source.indexed.value.producer()
         if further.rotary is not None and source.rotary is None:
             found |= dict.fromkeys(further.rotary.nodes, "rotary")
-        elif node is not None and is_standard(node, *_VIEWS):
+        elif node is not None and is_standard(node, *VIEWS):
             found[node] = "view"
     for source in operand:
-        found |= dict.fromkeys(factors(source.indexed.value, facts), "scale")
+        steps = steps_above(source.indexed.value, facts)
+        found |= dict.fromkeys((step.node for step in steps if step.factor is not None), "scale")
     return found
 
 
