@@ -240,6 +240,7 @@ def left(reasons: Mapping[ir.Node, Reason]) -> SharedCache:
     return SharedCache(reasons={label(node): reason for node, reason in reasons.items()}, note=f"the cache is as it was: {first}")
 
 
-def renamed(names: Sequence[str], keys: Sequence[str], values: Sequence[str]) -> tuple[tuple[str, str], ...]:
-    """The names of keys and values, layer by layer, before and after."""
-    return tuple(zip(names, itertools.chain.from_iterable(zip(keys, values, strict=True)), strict=True))
+def renamed(source: ServedDecoder, decoder: ServedDecoder, where: str) -> tuple[tuple[str, str], ...]:
+    """The names of keys and values before and after, layer by layer: those of the `past` or the `present`."""
+    pairs = [zip(getattr(source, name), getattr(decoder, name), strict=True) for name in (f"{where}_keys", f"{where}_values")]
+    return tuple(itertools.chain.from_iterable(zip(*pairs, strict=True)))

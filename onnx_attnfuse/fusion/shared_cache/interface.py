@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 import onnx_ir as ir
 
@@ -26,22 +26,14 @@ from onnx_attnfuse.serving.decoder import ServedDecoder, template
 from onnx_attnfuse.targets.layout import shared_heads
 from onnx_attnfuse.verify.input_kinds import kinds
 
-State = tuple[ir.Value, ir.Value]
-"""An input with the state before the new tokens, and the output with it after them."""
+_State = tuple[str, str]
+"""The names of an input with the state before the new tokens, and of the output with it after them."""
 _CONVOLUTION, _RECURRENCE = 3, 4
 """The ranks of states (b, channels, positions) and (b, heads, keys, values)."""
 
 
-@dataclasses.dataclass(frozen=True)
-class States:
-    """The states of a decoder, in the order of its layers."""
-
-    convolutions: tuple[State, ...] = ()
-    recurrences: tuple[State, ...] = ()
-
-
-def read_states(graph: ir.Graph, cache: Collection[ir.Value], facts: Facts) -> States:
-    """The states of a decoder: the output of a state is the one of its shape that the fewest other states reach.
+def _states(graph: ir.Graph, cache: Collection[ir.Value], facts: Facts) -> tuple[tuple[_State, ...], tuple[_State, ...]]:
+    """The states of convolutions, and of recurrences: the output of one is that of its shape which the fewest others reach.
 
     Args:
         graph: The decoder.
@@ -49,25 +41,24 @@ def read_states(graph: ir.Graph, cache: Collection[ir.Value], facts: Facts) -> S
         facts: Its facts.
 
     Returns:
-        No states where the output of one is in doubt.
+        No states where the output of one is in doubt; else both in the order of the layers.
     """
     states = [item for item in graph.inputs if item not in cache and item.const_value is None and _is_state(item, facts)]
     reached = _reached(graph, states)
     outputs = [item for item in graph.outputs if item not in cache]
-    pairs: list[State] = []
+    pairs: list[tuple[ir.Value, ir.Value]] = []
     for state in states:
         alike = [item for item in outputs if state in reached[item] and _kind(item, facts) == _kind(state, facts)]
         alike.sort(key=lambda item: len(reached[item]))
         if not alike or (len(alike) > 1 and len(reached[alike[0]]) == len(reached[alike[1]])):
-            return States()
+            return (), ()
         pairs.append((state, alike[0]))
     if len({after for _, after in pairs}) < len(pairs):
-        return States()
+        return (), ()
     pairs.sort(key=lambda pair: len(reached[pair[1]]))
-    convolutions, recurrences = (
-        tuple(pair for pair in pairs if facts.rank(pair[0]) == rank) for rank in (_CONVOLUTION, _RECURRENCE)
-    )
-    return States(convolutions, recurrences)
+    names = [(facts.rank(before), (before.name or "", after.name or "")) for before, after in pairs]
+    convolutions, recurrences = (tuple(pair for own, pair in names if own == rank) for rank in (_CONVOLUTION, _RECURRENCE))
+    return convolutions, recurrences
 
 
 def _is_state(value: ir.Value, facts: Facts) -> bool:
@@ -91,24 +82,16 @@ def _reached(graph: ir.Graph, states: Collection[ir.Value]) -> dict[ir.Value | N
     return found
 
 
-@dataclasses.dataclass(frozen=True)
-class Interface:
-    """The roles of the inputs and outputs of a decoder; values go by themselves, as names may change."""
+def read_interface(
+    graph: ir.Graph, facts: Facts, sites: Sequence[CachedSite], crossed: Sequence[tuple[ir.Value, ir.Value]]
+) -> ServedDecoder:
+    """Reads the interface of a decoder; its cache has the names of the source.
 
-    tokens: ir.Value | None
-    embeddings: ir.Value | None
-    positions: ir.Value | None
-    logits: ir.Value
-    logits_by_entry: bool
-    hidden_size: int | None
-    vocab_size: int | None
-    context_length: int | None
-    counts_alike: bool
-    states: States
-
-
-def read_interface(graph: ir.Graph, facts: Facts, sites: Sequence[CachedSite]) -> Interface:
-    """Reads the roles of the inputs and outputs of a decoder.
+    Args:
+        graph: The decoder.
+        facts: Its facts.
+        sites: The attentions with a cache.
+        crossed: Keys and values that an encoder made, of the others.
 
     Raises:
         Refused: It has no input of tokens, or no output that could be logits.
@@ -142,18 +125,48 @@ def read_interface(graph: ir.Graph, facts: Facts, sites: Sequence[CachedSite]) -
         frozenset(site.filled.position for site in sites if site.filled is not None),
     )
     by_place = any(is_by_place(bias, counting) for site in sites for bias in site.meaning.biases)
-    return Interface(
-        tokens,
-        None if tokens is not None else embedded[0],
-        positions,
-        logits,
-        facts.rank(logits) == 2,
-        hidden if isinstance(hidden, int) else None,
-        width if isinstance(width, int) else None,
-        context_length(graph, counting, facts),
-        by_place or counts_alike(graph, counting, facts),
-        read_states(graph, {*presents, *pasts}, facts),
+    own = [site for site in sites if site.leader is None]
+    windows, spec = {site.window for site in sites}, own[0].spec
+    heads, size, fresh = length(shared_heads(spec)), length(spec.axes.h), length(spec.axes.i)
+    assert isinstance(heads, int)
+    assert isinstance(size, int)
+    past_keys, past_values = _names(site.past for site in own)
+    present_keys, present_values = _names(site.present for site in own)
+    cross_keys, cross_values = _names(crossed)
+    convolutions, recurrences = _states(graph, {*presents, *pasts}, facts)
+    return ServedDecoder(
+        layers=len(own),
+        num_heads=spec.axes.num_heads,
+        kv_heads=heads,
+        head_size=size,
+        hidden_size=hidden if isinstance(hidden, int) else None,
+        vocab_size=width if isinstance(width, int) else None,
+        context_length=context_length(graph, counting, facts),
+        input_ids="" if tokens is None else tokens.name or "",
+        inputs_embeds=None if tokens is not None else embedded[0].name,
+        attention_mask="",
+        position_ids=None if positions is None else positions.name,
+        past_keys=past_keys,
+        past_values=past_values,
+        logits=logits.name or "",
+        present_keys=present_keys,
+        present_values=present_values,
+        logits_by_entry=facts.rank(logits) == 2,
+        window=windows.pop() if len(windows) == 1 else None,
+        new_tokens=fresh if isinstance(fresh, int) else None,
+        counts_alike=by_place or counts_alike(graph, counting, facts),
+        cache_windows=tuple(site.window if site.evicts else None for site in own),
+        convolutions=convolutions,
+        recurrences=recurrences,
+        cross_keys=cross_keys,
+        cross_values=cross_values,
     )
+
+
+def _names(parts: Iterable[tuple[ir.Value, ir.Value]]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The names of keys, and those of values, layer by layer."""
+    pairs = list(parts)
+    return tuple(key.name or "" for key, _ in pairs), tuple(value.name or "" for _, value in pairs)
 
 
 def _is_of_new(value: ir.Value, whole: tuple[Dim, Dim], facts: Facts) -> bool:
@@ -222,14 +235,26 @@ def added_mask(graph: ir.Graph, builder: Builder, site: CachedSite) -> ir.Value:
     return value
 
 
-def finish_interface(builder: Builder, attended: Sequence[Attended], states: States, *, is_paged: bool) -> None:
+def finish_interface(
+    graph: ir.Graph, builder: Builder, attended: Sequence[Attended], decoder: ServedDecoder, lengths: Lengths
+) -> ServedDecoder:
     """Names the parts of the buffer by layer, beside states with the source's numbers, and gives them its length.
 
     Pages have a shape by then.
+
+    Args:
+        graph: The decoder.
+        builder: Its builder.
+        attended: Its attentions.
+        decoder: Its interface, with the source's names of the cache.
+        lengths: The lengths of a batch.
+
+    Returns:
+        The interface as it is then.
     """
     attended = [item for item in attended if item.site.leader is None]
-    has_states = states.convolutions or states.recurrences
-    numbers = template([item.site.past[0].name or "" for item in attended])[1] if has_states else ()
+    has_states = decoder.convolutions or decoder.recurrences
+    numbers = template(decoder.past_keys)[1] if has_states else ()
     parts = [
         (value, f"{where}.{layer}.{what}")
         for layer, item in zip(numbers or range(len(attended)), attended, strict=True)
@@ -239,74 +264,26 @@ def finish_interface(builder: Builder, attended: Sequence[Attended], states: Sta
     builder.names.difference_update(value.name or "" for value, _ in parts)
     for value, name in parts:
         value.name = builder.name(name)
-    for item in () if is_paged else attended:
+    for item in () if decoder.pages is not None else attended:
         for past, present in zip(item.site.past, item.present, strict=True):
             length = window_length(item.site.window) if item.site.evicts and item.site.window else LENGTH
             dims = [length if axis == POSITIONS else dim for axis, dim in enumerate(past.shape or ())]
             past.shape, present.shape = ir.Shape(dims), ir.Shape(dims)
             present.type = past.type
-
-
-def served(
-    graph: ir.Graph,
-    interface: Interface,
-    mask: ir.Value,
-    attended: Sequence[Attended],
-    lengths: Lengths,
-    crossed: Sequence[tuple[ir.Value, ir.Value]],
-) -> ServedDecoder:
-    """The interface of the decoder, for whoever calls it."""
-    spec = attended[0].site.spec
-    windows = {item.site.window for item in attended}
-    attended = [item for item in attended if item.site.leader is None]
-    pasts = [value for item in attended for value in item.site.past]
-    known = {
-        interface.tokens,
-        interface.embeddings,
-        interface.positions,
-        mask,
-        *pasts,
-        *(value for value, _ in (*interface.states.convolutions, *interface.states.recurrences)),
-        *(value for pair in crossed for value in pair),
-    }
-    heads, size, new = length(shared_heads(spec)), length(spec.axes.h), length(spec.axes.i)
-    assert isinstance(heads, int)
-    assert isinstance(size, int)
-    return ServedDecoder(
-        layers=len(attended),
-        num_heads=spec.axes.num_heads,
-        kv_heads=heads,
-        head_size=size,
-        hidden_size=interface.hidden_size,
-        vocab_size=interface.vocab_size,
-        context_length=interface.context_length,
-        input_ids=_name(interface.tokens) or "",
-        inputs_embeds=_name(interface.embeddings),
-        attention_mask=mask.name or "",
-        position_ids=_name(interface.positions),
-        past_keys=tuple(item.site.past[0].name or "" for item in attended),
-        past_values=tuple(item.site.past[1].name or "" for item in attended),
-        logits=interface.logits.name or "",
-        logits_by_entry=interface.logits_by_entry,
-        present_keys=tuple(item.present[0].name or "" for item in attended),
-        present_values=tuple(item.present[1].name or "" for item in attended),
-        window=windows.pop() if len(windows) == 1 else None,
-        mask_ends_anywhere=lengths.ends_anywhere(mask),
-        new_tokens=new if isinstance(new, int) else None,
-        counts_alike=interface.counts_alike,
+    past_keys, past_values = _names(item.site.past for item in attended)
+    present_keys, present_values = _names(item.present for item in attended)
+    known = {decoder.input_ids, decoder.inputs_embeds, decoder.attention_mask, decoder.position_ids}
+    known |= {*past_keys, *past_values, *decoder.cross_keys, *decoder.cross_values}
+    known |= {before for before, _ in (*decoder.convolutions, *decoder.recurrences)}
+    known |= set[str | None]() if decoder.pages is None else {*dataclasses.astuple(decoder.pages)}
+    mask = next((value for value in graph.inputs if value.name == decoder.attention_mask), None)
+    return dataclasses.replace(
+        decoder,
+        past_keys=past_keys,
+        past_values=past_values,
+        present_keys=present_keys,
+        present_values=present_values,
+        mask_ends_anywhere=mask is not None and lengths.ends_anywhere(mask),
         takes_chunks=lengths.counts is not None,
-        cache_windows=tuple(item.site.window if item.site.evicts else None for item in attended),
-        convolutions=_names(interface.states.convolutions),
-        recurrences=_names(interface.states.recurrences),
-        cross_keys=tuple(key.name or "" for key, _ in crossed),
-        cross_values=tuple(value.name or "" for _, value in crossed),
-        others=tuple(value.name or "" for value in graph.inputs if value.const_value is None and value not in known),
+        others=tuple(value.name or "" for value in graph.inputs if value.const_value is None and value.name not in known),
     )
-
-
-def _names(states: Sequence[State]) -> tuple[tuple[str, str], ...]:
-    return tuple((before.name or "", after.name or "") for before, after in states)
-
-
-def _name(value: ir.Value | None) -> str | None:
-    return None if value is None else value.name

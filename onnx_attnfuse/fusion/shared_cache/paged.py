@@ -1,6 +1,6 @@
 """A cache in pages: the tokens of all requests one after the other, and attentions that find their keys by tables of blocks.
 
-    attended, interface, pages = pack(graph, builder, attended, interface, mask)
+    attended, decoder = pack(graph, builder, attended, decoder, mask)
 
 The decoder is one for a single entry by then, (1, s), whose axis of positions becomes that of the tokens of all requests. That is
 exact where each node but the attentions computes every token by itself, from the token and its position. So everything above the
@@ -19,7 +19,6 @@ import onnx_ir as ir
 from onnx_attnfuse.attention.axes.factors import length
 from onnx_attnfuse.bodies import paged_attention
 from onnx_attnfuse.bodies.core import INTEGER
-from onnx_attnfuse.fusion.shared_cache.interface import Interface
 from onnx_attnfuse.fusion.shared_cache.sites import Attended
 from onnx_attnfuse.fusion.shared_cache.token_by_token import Paging, Step
 from onnx_attnfuse.graph.build import Builder, dims_of
@@ -105,15 +104,15 @@ def _shown(dim: Dim) -> int | str:
 
 
 def pack(
-    graph: ir.Graph, builder: Builder, attended: Sequence[Attended], interface: Interface, mask: ir.Value
-) -> tuple[list[Attended], Interface, Pages]:
+    graph: ir.Graph, builder: Builder, attended: Sequence[Attended], decoder: ServedDecoder, mask: ir.Value
+) -> tuple[list[Attended], ServedDecoder]:
     """Makes a decoder of one entry one for the tokens of many requests, in place; gives what changed.
 
     Args:
         graph: The decoder, whose attentions read a buffer.
         builder: The builder.
         attended: Its attentions.
-        interface: Its inputs and outputs.
+        decoder: Its interface.
         mask: The input that gave lengths, which is removed.
 
     Raises:
@@ -127,27 +126,26 @@ def pack(
         )
     if length(site.spec.axes.b) != 1:
         raise Refused("not-position-wise", f"the batch has {length(site.spec.axes.b)} entries; name that axis in the export")
-    tokens = interface.tokens or interface.embeddings
-    assert tokens is not None
-    step = added_step(graph, builder, tokens, new)
+    inputs = {value.name: value for value in graph.inputs}
+    positions = inputs.get(decoder.position_ids or "")
+    step = added_step(graph, builder, inputs[decoder.input_ids or decoder.inputs_embeds], new)
     _without_padding(builder, mask, site.past_length + new)
     presents = {value for item in attended for value in item.present}
     outputs = [value for value in graph.outputs if value not in presents]
-    Paging(builder, new, site.past_length, step, interface.positions).prove([item.node for item in attended], outputs)
+    Paging(builder, new, site.past_length, step, positions).prove([item.node for item in attended], outputs)
     for value in [node.inputs[0] for node in graph if is_standard(node, *ASKS_SHAPE)]:
         dims = None if value is None else facts.dims(value)
         if value is not None and value.producer() and dims is not None and set().union(*map(symbols, dims)) <= symbols(new):
             answer_shapes(value, builder)
     builder.at(next(iter(graph)))
-    flat = {value: flattened(builder, value, new) for value in outputs}
+    for value in outputs:
+        flattened(builder, value, new)
     pages = [page(builder, item, step, new) for item in attended]
     sweep_unused([node for node in graph if node not in live(graph)])
-    for given in (mask, *(() if interface.positions is None else (interface.positions,))):
+    for given in (mask, *(() if positions is None else (positions,))):
         take_away(graph, given)
     graph.sort()
-    kind = "embeddings" if interface.tokens is None else "tokens"
-    interface = dataclasses.replace(interface, logits=flat[interface.logits], positions=None, **{kind: step.given})
-    return pages, interface, step.pages
+    return pages, dataclasses.replace(decoder, attention_mask="", position_ids=None, counts_alike=False, pages=step.pages)
 
 
 def _without_padding(builder: Builder, mask: ir.Value, total: Dim) -> None:
@@ -197,14 +195,13 @@ def page(builder: Builder, item: Attended, step: Step, new: Size) -> Attended:
     return dataclasses.replace(item, emitted=emitted, present=(made.outputs[1], made.outputs[2]))
 
 
-def flattened(builder: Builder, output: ir.Value, new: Size) -> ir.Value:
-    """Gives out a value (1, s, ...) with tokens in its first axis."""
+def flattened(builder: Builder, output: ir.Value, new: Size) -> None:
+    """Gives out a value (1, s, ...) with tokens in its first axis, by the same name."""
     dims = dims_of(builder, output)
     shown = ["num_tokens", *map(_shown, dims[2:])]
     flat = builder.reshape(output, [new, *dims[2:]])
     connect(output, flat, builder, [])
     flat.shape = ir.Shape(shown)
-    return flat
 
 
 def take_away(graph: ir.Graph, given: ir.Value) -> None:
@@ -218,11 +215,3 @@ def take_away(graph: ir.Graph, given: ir.Value) -> None:
         raise Refused("not-position-wise", message, label(reader))
     if given in graph.inputs:
         graph.inputs.remove(given)
-
-
-def in_pages(decoder: ServedDecoder, pages: Pages) -> ServedDecoder:
-    """The interface of a decoder for the tokens of many requests."""
-    others = tuple(name for name in decoder.others if name not in dataclasses.astuple(pages))
-    return dataclasses.replace(
-        decoder, attention_mask="", mask_ends_anywhere=False, counts_alike=False, others=others, pages=pages
-    )

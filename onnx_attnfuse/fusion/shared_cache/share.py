@@ -27,7 +27,7 @@ from onnx_attnfuse.fusion.plan import PlanContext, params_of
 from onnx_attnfuse.fusion.report_site import kernel_of_forecast, unfused
 from onnx_attnfuse.fusion.shared_cache.compaction import Compaction, buffer_order, new_order
 from onnx_attnfuse.fusion.shared_cache.decoder import Merged, SharedCache, left, note_on, renamed, why_no_cache
-from onnx_attnfuse.fusion.shared_cache.interface import added_mask, drop_idle, encoded, finish_interface, read_interface, served
+from onnx_attnfuse.fusion.shared_cache.interface import added_mask, drop_idle, encoded, finish_interface, read_interface
 from onnx_attnfuse.fusion.shared_cache.lengths import (
     Lengths,
     Padding,
@@ -38,7 +38,7 @@ from onnx_attnfuse.fusion.shared_cache.lengths import (
     read_lengths,
     source_of,
 )
-from onnx_attnfuse.fusion.shared_cache.paged import in_pages, pack
+from onnx_attnfuse.fusion.shared_cache.paged import pack
 from onnx_attnfuse.fusion.shared_cache.positions import PositionTables, counted
 from onnx_attnfuse.fusion.shared_cache.sites import (
     Attended,
@@ -219,22 +219,17 @@ class Sharing:
         graph = self.graph
         before = graph.model.clone()
         idle = drop_idle(graph.model.graph)
-        interface = read_interface(graph.model.graph, graph.scope.facts, sites)
-        own = [site for site in sites if site.leader is None]
-        pasts, presents = ([value.name or "" for site in own for value in getattr(site, part)] for part in ("past", "present"))
+        source = read_interface(graph.model.graph, graph.scope.facts, sites, crossed)
+        presents = {*source.present_keys, *source.present_values}
         outputs = [value.name or "" for value in graph.model.graph.outputs if value.name not in presents]
         filled = source_of(sites[0], graph.scope.facts)
-        positions = None if interface.positions is None else interface.positions.name
         with graph.rewrite(next(iter(graph.model.graph)), _SHARING, graph.scope.path) as edit:
             mask = sites[0].mask or added_mask(graph.model.graph, self.context.builder, sites[0])
+            decoder = dataclasses.replace(source, attention_mask=mask.name or "")
             lengths, attended = self._attended(sites, mask, edit)
-            pages = None
             if self.is_paged:
-                attended, interface, pages = pack(graph.model.graph, self.context.builder, attended, interface, mask)
-            finish_interface(self.context.builder, attended, interface.states, is_paged=self.is_paged)
-            decoder = served(graph.model.graph, interface, mask, attended, lengths, crossed)
-            if pages is not None:
-                decoder = in_pages(decoder, pages)
+                attended, decoder = pack(graph.model.graph, self.context.builder, attended, decoder, mask)
+            decoder = finish_interface(graph.model.graph, self.context.builder, attended, decoder, lengths)
             bounds = [item for item in (decoder.context_length, self.context_length) if item is not None]
             decoder = dataclasses.replace(decoder, context_length=min(bounds, default=None))
             loop = Loop(
@@ -242,9 +237,9 @@ class Sharing:
                 mask=mask.name or "",
                 ends_anywhere=decoder.mask_ends_anywhere,
                 is_padded=self._is_padded(sites),
-                positions=positions,
-                pasts=renamed(pasts, decoder.past_keys, decoder.past_values),
-                presents=renamed(presents, decoder.present_keys, decoder.present_values),
+                positions=source.position_ids,
+                pasts=renamed(source, decoder, "past"),
+                presents=renamed(source, decoder, "present"),
                 outputs=tuple(outputs),
                 any_padding=self._may_rearrange(sites),
                 only_ends=has_window(sites),

@@ -56,10 +56,6 @@ class CachedSite:
     """The Softmax or attention node that it is found at."""
     spec: AttentionSpec
     meaning: Meaning
-    past: tuple[ir.Value, ir.Value]
-    """The graph inputs with the earlier keys and values."""
-    present: tuple[ir.Value, ir.Value]
-    """The values in the place of which the operator gives the buffer; graph outputs."""
     mask: ir.Value | None
     """The graph input (b, past + s) that tells tokens from padding; None: every key counts."""
     window: int | None
@@ -76,6 +72,18 @@ class CachedSite:
         """How its keys and values come about."""
         assert self.spec.cache is not None
         return self.spec.cache
+
+    @property
+    def past(self) -> tuple[ir.Value, ir.Value]:
+        """The graph inputs with the earlier keys and values."""
+        key, value = self.cache.past
+        return key.value, value.value
+
+    @property
+    def present(self) -> tuple[ir.Value, ir.Value]:
+        """The values in the place of which the operator gives the buffer; graph outputs."""
+        key, value = self.cache.present
+        return key.value, value.value
 
     @property
     def past_length(self) -> Size:
@@ -104,10 +112,10 @@ def read_site(node: ir.Node, spec: AttentionSpec, meaning: Meaning, context: Bui
         _check_only_appended(past, indexed.value, appending(present.value, facts), spec)
         if not present.value.is_graph_output():
             raise Refused("cache-kept", f"'{present.value.name}', the present keys or values, is not an output", spec.name)
-    window = target.window_of(spec, meaning)
-    present_key, present_value = (indexed.value for indexed in cache.present)
-    mask = padding_input(spec, meaning, facts)
-    return CachedSite(node, spec, meaning, (key, value), (present_key, present_value), mask, None if window == -1 else window)
+    window, mask = target.window_of(spec, meaning), padding_input(spec, meaning, facts)
+    past = IndexedValue(key, cache.past[0].axes), IndexedValue(value, cache.past[1].axes)
+    spec = dataclasses.replace(spec, cache=dataclasses.replace(cache, past=past))
+    return CachedSite(node, spec, meaning, mask, None if window == -1 else window)
 
 
 def with_shared_heads(spec: AttentionSpec) -> AttentionSpec:
@@ -337,8 +345,6 @@ def attend(
     builder, spec, count = context.builder, site.spec, len(edit.added)
     check_apart(spec, order)
     builder.at(anchor_of(spec))
-    pasts = [IndexedValue(value, indexed.axes) for value, indexed in zip(site.past, site.cache.past, strict=True)]
-    spec = dataclasses.replace(spec, cache=dataclasses.replace(site.cache, past=(pasts[0], pasts[1])))
     computed = spec
     spec = computed if tables is None else tables.within(computed)
     (encoding,) = target.encodings(spec, site.meaning)

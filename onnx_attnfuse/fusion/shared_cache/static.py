@@ -188,9 +188,7 @@ def read_static(node: ir.Node, spec: AttentionSpec, meaning: Meaning, context: B
         raise Refused(reason.code, reason.message, reason.node)
     window = target.window_of(grown, meaning)
     filled = Filled(key.position, length(spec.key_axis), (key.written, value.written))
-    values = past_key.value, past_value.value
-    presents = present_key.value, present_value.value
-    return CachedSite(node, grown, meaning, values, presents, mask, None if window == -1 else window, filled)
+    return CachedSite(node, grown, meaning, mask, None if window == -1 else window, filled)
 
 
 def _write(source: Source, spec: AttentionSpec, reader: Reader) -> Write:
