@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Hashable, Iterable, Iterator
-from typing import TypeVar
+from typing import TypeGuard, TypeVar
 
 import onnx_ir as ir
 
@@ -46,6 +46,11 @@ def only_reader(value: ir.Value) -> ir.Node | None:
 def is_read_once(value: ir.Value) -> bool:
     """Whether one node reads a value, in one place, and no graph gives it out."""
     return only_reader(value) is not None
+
+
+def is_fed(value: ir.Value | None) -> TypeGuard[ir.Value]:
+    """Whether a value is an input of a graph, without a default."""
+    return value is not None and value.is_graph_input() and value.const_value is None
 
 
 def is_copy(node: ir.Node) -> bool:

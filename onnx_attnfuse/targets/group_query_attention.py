@@ -31,6 +31,7 @@ from onnx_attnfuse.graph.dtypes import largest
 from onnx_attnfuse.graph.sizes import Dim
 from onnx_attnfuse.graph.sweep import sweep
 from onnx_attnfuse.graph.thresholds import NO_EXPONENTIAL, ORDINARY
+from onnx_attnfuse.graph.uses import is_fed
 from onnx_attnfuse.kernels.operators import rotary_embedding
 from onnx_attnfuse.kernels.operators.group_query_attention import INFO
 from onnx_attnfuse.kernels.support import supported
@@ -85,7 +86,7 @@ def refuse_bias(spec: AttentionSpec, meaning: Meaning, context: BuildContext, *,
 
 def _is_fed(value: ir.Value, context: BuildContext) -> bool:
     dtype = context.builder.facts.dtype(value)
-    return value.is_graph_input() and value.const_value is None and (dtype is None or dtype.is_floating_point())
+    return is_fed(value) and (dtype is None or dtype.is_floating_point())
 
 
 def buffered_bias(spec: AttentionSpec, meaning: Meaning, context: BuildContext, places: Places) -> ir.Value:

@@ -15,7 +15,7 @@ import onnx_ir as ir
 
 from onnx_attnfuse.attention.axes.factors import Axes, Axis, Factor, leaves, length, refined, regroup, replaced
 from onnx_attnfuse.attention.axes.rearrange import arrange, cost
-from onnx_attnfuse.attention.axes.views import IndexedValue, aligned, is_short, upward
+from onnx_attnfuse.attention.axes.views import IndexedValue, aligned, is_short, views_above
 from onnx_attnfuse.attention.match.operands import sources
 from onnx_attnfuse.attention.spec import AttentionSpec, Source
 from onnx_attnfuse.graph.build import Builder
@@ -223,12 +223,8 @@ def _factors(
 
 def _origin(indexed: IndexedValue, facts: Facts) -> IndexedValue | None:
     """The constant that a value is a view of."""
-    while constant_tensor(indexed.value) is None:
-        view = upward(indexed, facts, selecting=True)
-        if view is None:
-            return None
-        indexed = view
-    return indexed
+    views = views_above(indexed, facts, selecting=True)
+    return next((item for item in views if constant_tensor(item.value) is not None), None)
 
 
 def _constant(indexed: IndexedValue, name: str, spec: AttentionSpec, facts: Facts) -> IndexedValue:

@@ -16,7 +16,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnx_attnfuse.attention.axes.factors import new_axes, refined
-from onnx_attnfuse.attention.axes.views import IndexedValue, upward
+from onnx_attnfuse.attention.axes.views import IndexedValue, views_above
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.constants import Array, attribute, both_ways, constant_array, is_standard
 from onnx_attnfuse.graph.dtypes import narrows
@@ -193,20 +193,15 @@ def _read(value: ir.Value, heads: int, facts: Facts) -> _Operand | None:
         return None
     batch, rows, by_head, channels = new_axes((dims[0], dims[1], heads, dims[-1] // heads))
     indexed = IndexedValue(value, (batch, rows, (*by_head, *channels)))
-    while (norm := read_rms_norm(indexed.value, facts)) is None:
-        above = upward(indexed, facts)
-        if above is None:
-            return None
-        indexed = above
-    before, above = None, IndexedValue(norm.x, indexed.axes)
-    while above is not None:
-        if refined(above.axes) in ((batch, rows, (*by_head, *channels)), (batch, rows, by_head, channels)):
-            before = above.value
-        above = upward(above, facts)
-    weight = _weight(norm.weight, dims[-1] // heads, facts.dtype(value), facts)
-    if before is None or weight is None or refined(indexed.axes)[-1] != channels:
+    found = next(((item, norm) for item in views_above(indexed, facts) if (norm := read_rms_norm(item.value, facts))), None)
+    if found is None:
         return None
-    return _Operand(before, dims, weight, norm.epsilon)
+    (indexed, norm), layouts = found, ((batch, rows, (*by_head, *channels)), (batch, rows, by_head, channels))
+    above = [item for item in views_above(IndexedValue(norm.x, indexed.axes), facts) if refined(item.axes) in layouts]
+    weight = _weight(norm.weight, dims[-1] // heads, facts.dtype(value), facts)
+    if not above or weight is None or refined(indexed.axes)[-1] != channels:
+        return None
+    return _Operand(above[-1].value, dims, weight, norm.epsilon)
 
 
 def _weight(weight: ir.Value | None, size: int, dtype: ir.DataType | None, facts: Facts) -> ir.Value | Array | None:

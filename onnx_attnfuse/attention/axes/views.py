@@ -7,7 +7,7 @@ side with its axes in terms of the same factors, or None where the operator is n
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import onnx_ir as ir
@@ -18,6 +18,7 @@ from onnx_attnfuse.graph.constants import Array, attribute, constant_array, is_s
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.ops import RESHAPES
 from onnx_attnfuse.graph.rules.reading import axes_of, slice_bounds, slice_length, split_lengths
+from onnx_attnfuse.graph.uses import is_copy, is_read_once
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,11 +47,28 @@ def upward(indexed: IndexedValue, facts: Facts, selecting: bool = False) -> Inde
     node = indexed.value.producer()
     if not is_standard(node) or not node.inputs or node.inputs[0] is None:
         return None
-    rule = _UPWARD.get(node.op_type) or (_SELECTING.get(node.op_type) if selecting else None)
+    rule = (_SELECTING.get(node.op_type) if selecting else None) or _UPWARD.get(node.op_type)
     if rule is None:
         return None
     axes = rule(node, indexed, facts)
     return None if axes is None else IndexedValue(node.inputs[0], axes)
+
+
+def views_above(indexed: IndexedValue, facts: Facts, selecting: bool = False) -> Iterator[IndexedValue]:
+    """A value and those that it is a view of, nearest first; `selecting` is that of `upward`."""
+    above: IndexedValue | None = indexed
+    while above is not None:
+        yield above
+        above = upward(above, facts, selecting)
+
+
+def views_below(indexed: IndexedValue, facts: Facts) -> Iterator[IndexedValue]:
+    """A value and the views of it, each followed by those of its own."""
+    yield indexed
+    for node, place in indexed.value.uses():
+        below = None if place else downward(node, indexed.axes, facts)
+        if below is not None:
+            yield from views_below(below, facts)
 
 
 def downward(node: ir.Node, axes: Axes, facts: Facts) -> IndexedValue | None:
@@ -58,7 +76,7 @@ def downward(node: ir.Node, axes: Axes, facts: Facts) -> IndexedValue | None:
     if not is_standard(node) or len(node.outputs) != 1:
         return None
     output = node.outputs[0]
-    if node.op_type == "Identity":
+    if is_copy(node):
         return IndexedValue(output, axes)
     if node.op_type == "Transpose":
         perm = attribute(node, "perm") or [*range(len(axes))][::-1]
@@ -85,8 +103,8 @@ def _regroup(node: ir.Node, indexed: IndexedValue, facts: Facts) -> Axes | None:
     return None if dims is None else regroup(indexed.axes, dims)
 
 
-def _identity(node: ir.Node, indexed: IndexedValue, facts: Facts) -> Axes | None:
-    return indexed.axes
+def _copied(node: ir.Node, indexed: IndexedValue, facts: Facts) -> Axes | None:
+    return indexed.axes if len(node.inputs) == 1 else None
 
 
 def _own_type(node: ir.Node, indexed: IndexedValue, facts: Facts) -> Axes | None:
@@ -97,6 +115,15 @@ def _own_type(node: ir.Node, indexed: IndexedValue, facts: Facts) -> Axes | None
     value = node.inputs[0]
     dtype = None if value is None or indexed.value.is_graph_output() else facts.dtype(value)
     return indexed.axes if dtype is not None and attribute(node, "to") == dtype else None
+
+
+def uncast(value: ir.Value, facts: Facts, *, alone: bool = False) -> ir.Value:
+    """A value before casts to the type that it has; `alone`: before those of what nothing else reads."""
+    while is_standard(node := value.producer(), "Cast") and (source := node.inputs[0]) is not None:
+        if facts.dtype(source) is None or facts.dtype(source) != facts.dtype(value) or (alone and not is_read_once(source)):
+            break
+        value = source
+    return value
 
 
 def _expand(node: ir.Node, indexed: IndexedValue, facts: Facts) -> Axes | None:
@@ -218,8 +245,9 @@ def _unsqueeze(node: ir.Node, indexed: IndexedValue, facts: Facts) -> Axes | Non
 _Rule = Callable[[ir.Node, IndexedValue, Facts], "Axes | None"]
 _UPWARD: dict[str, _Rule] = {
     "Cast": _own_type,
+    "Concat": _copied,
     "Flatten": _regroup,
-    "Identity": _identity,
+    "Identity": _copied,
     "Reshape": _regroup,
     "Squeeze": _squeeze,
     "Transpose": _transpose,

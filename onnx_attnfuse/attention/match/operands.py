@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 import onnx_ir as ir
 
 from onnx_attnfuse.attention.axes.factors import Axes, Axis, Factor, leaves, length, replaced
-from onnx_attnfuse.attention.axes.views import IndexedValue, downward, is_short, upward
+from onnx_attnfuse.attention.axes.views import IndexedValue, downward, is_short, uncast, upward
 from onnx_attnfuse.attention.match.rotary import read_rotary
 from onnx_attnfuse.attention.spec import Cache, Rotary, Source, Table
 from onnx_attnfuse.graph import sizes
@@ -22,7 +22,7 @@ from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.ops import is_contrib
 from onnx_attnfuse.graph.scaling import read_scaling
 from onnx_attnfuse.graph.sizes import Dim
-from onnx_attnfuse.graph.uses import is_read_once, viewers
+from onnx_attnfuse.graph.uses import viewers
 
 _MAX_VIEW_CHAIN = 24
 """Views are followed this far; longer chains do not occur and would only cost time."""
@@ -259,13 +259,7 @@ def appending(present: ir.Value, facts: Facts) -> ir.Node | None:
 
     TorchScript writes such casts, where a module converts its keys to the type of its hidden states.
     """
-    node = present.producer()
-    while is_standard(node, "Cast") and (value := node.inputs[0]) is not None:
-        dtype = facts.dtype(value)
-        if dtype is None or dtype != facts.dtype(node.outputs[0]) or not is_read_once(value):
-            return node
-        node = value.producer()
-    return node
+    return uncast(present, facts, alone=True).producer()
 
 
 def _appended(source: Source, key_axis: Axis, facts: Facts) -> tuple[IndexedValue, IndexedValue, int] | None:

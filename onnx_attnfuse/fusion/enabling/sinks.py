@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from onnx_attnfuse.attention.axes.views import uncast
 from onnx_attnfuse.attention.match.softmax import Softmax
 from onnx_attnfuse.fusion.enabling.key_blocks import below
 from onnx_attnfuse.fusion.enabling.rule import EnablingChange
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.constants import attribute, given, is_standard
-from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.facts_view import broadcast
 from onnx_attnfuse.graph.ops import ELEMENTWISE, REDUCTIONS
 from onnx_attnfuse.graph.rules.reading import axes_of, int_list
@@ -24,7 +24,7 @@ from onnx_attnfuse.graph.sizes import Dim
 def with_factor_inside(softmax: Softmax, builder: Builder) -> EnablingChange | None:
     """A factor of the rows of the weights, or of their product with values, as a factor right after the softmax."""
     facts, weights = builder.facts, softmax.weights
-    dims, same = facts.dims(weights), [value for value in below(weights) if _uncast(value, facts) is weights]
+    dims, same = facts.dims(weights), [value for value in below(weights) if uncast(value, facts) is weights]
     products = [node for value in same for node, place in value.uses() if is_standard(node, "MatMul") and place == 0]
     for plain, values in [(value, None) for value in same] + [(node.outputs[0], node.inputs[1]) for node in products]:
         users = [node for node, _ in plain.uses() if node.op_type != "Shape"]
@@ -45,7 +45,7 @@ def with_factor_inside(softmax: Softmax, builder: Builder) -> EnablingChange | N
 def _in_columns(value: ir.Value, ends: list[ir.Value], builder: Builder) -> ir.Value:
     """A value whose last axis is 1, which sums that dropped it keep from the start; what it is made of is added to `ends`."""
     facts = builder.facts
-    shown = _uncast(value, facts)
+    shown = uncast(value, facts)
     node, dims = shown.producer(), facts.dims(shown)
     before = given(node, 0) if is_standard(node, "Reshape", "Unsqueeze") else None
     if before is None or dims is None or (facts.dims(before), dims[-1:]) != (dims[:-1], (1,)):
@@ -57,7 +57,7 @@ def _in_columns(value: ir.Value, ends: list[ir.Value], builder: Builder) -> ir.V
 def _with_column(value: ir.Value, ends: list[ir.Value], builder: Builder) -> ir.Value:
     """A value with one more axis of length 1 at its end, added above elementwise operators and kept by a reduction."""
     facts = builder.facts
-    shown = _uncast(value, facts)
+    shown = uncast(value, facts)
     node, dims = shown.producer(), facts.dims(shown)
     if dims == ():
         return value
@@ -73,15 +73,6 @@ def _with_column(value: ir.Value, ends: list[ir.Value], builder: Builder) -> ir.
             return builder.reduce(node.op_type, source, [last])
     ends.append(value)
     return builder.reshape(value, [*(dims or ()), 1])
-
-
-def _uncast(value: ir.Value, facts: Facts) -> ir.Value:
-    """A value before Casts to the type that it has."""
-    while is_standard(node := value.producer(), "Cast") and (source := node.inputs[0]) is not None:
-        if facts.dtype(source) is None or facts.dtype(source) != facts.dtype(value):
-            break
-        value = source
-    return value
 
 
 def with_column_joined(softmax: Softmax, builder: Builder) -> EnablingChange | None:

@@ -19,7 +19,7 @@ from onnx_attnfuse.attention.match.candidates import Candidate
 from onnx_attnfuse.graph.constants import all_nodes, is_standard, subgraphs
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.ops import RESHAPES, is_attention
-from onnx_attnfuse.graph.uses import before, label
+from onnx_attnfuse.graph.uses import before, is_fed, label
 from onnx_attnfuse.reasons import Reason
 from onnx_attnfuse.report.model import SiteReport
 from onnx_attnfuse.serving.decoder import ServedDecoder
@@ -99,14 +99,14 @@ def _choice(graph: ir.Graph) -> tuple[ir.Node, ir.Value, bool] | None:
 def _input_of(value: ir.Value | None) -> ir.Value | None:
     """The graph input that a condition is, whatever shape it was brought into."""
     value = None if value is None else before(value, "Identity", *RESHAPES)
-    return value if value is not None and value.is_graph_input() and value.const_value is None else None
+    return value if is_fed(value) else None
 
 
 def _inputs(branch: ir.Graph) -> set[ir.Value]:
     """The inputs of the model that a branch reads."""
     read = {value for node in all_nodes(branch) for value in node.inputs}
     read |= set(branch.outputs)
-    return {value for value in read if value is not None and value.is_graph_input() and value.const_value is None}
+    return set(filter(is_fed, read))
 
 
 def _put_in_place(node: ir.Node, branch: ir.Graph, graph: ir.Graph) -> None:

@@ -23,7 +23,7 @@ from onnx_attnfuse.attention.spec import AttentionSpec, Source
 from onnx_attnfuse.fusion.packing.tokens import Tokens, as_axes, read_marks
 from onnx_attnfuse.fusion.shared_cache.decoder import POSITIONS
 from onnx_attnfuse.fusion.shared_cache.expansion import Expansion
-from onnx_attnfuse.fusion.shared_cache.laid_out import answer, new_input
+from onnx_attnfuse.fusion.shared_cache.laid_out import answer, exchange, new_input
 from onnx_attnfuse.fusion.shared_cache.sites import with_shared_heads
 from onnx_attnfuse.graph import sizes
 from onnx_attnfuse.graph.along import Marks, others
@@ -33,7 +33,7 @@ from onnx_attnfuse.graph.edit import answer_shapes
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.sizes import Dim
 from onnx_attnfuse.graph.sweep import sweep
-from onnx_attnfuse.graph.uses import label, viewers
+from onnx_attnfuse.graph.uses import is_fed, label, viewers
 from onnx_attnfuse.reasons import Refused
 from onnx_attnfuse.targets.layout import cache_layout
 from onnx_attnfuse.verify.decoder_feeds import OwnCache
@@ -64,14 +64,14 @@ def find_derived(graph: ir.Graph, builder: Builder, specs: Sequence[AttentionSpe
     Raises:
         Refused: One has a cache that cannot be another one.
     """
-    grown = {node.outputs[0]: node for node in graph if _grows(node)}
+    grown = _grown(graph)
     return [_derived(with_shared_heads(spec), builder, grown) for spec in other_caches(graph, builder.facts, specs)]
 
 
 def other_caches(graph: ir.Graph, facts: Facts, specs: Sequence[AttentionSpec]) -> list[AttentionSpec]:
     """The attentions with a cache of something else than keys and values of one size that a buffer may have."""
-    grown: list[tuple[ir.Value, int]] = [(node.outputs[0], attribute(node, "axis", 0)) for node in graph if _grows(node)]
-    lengths: list[Dim] = [dims[axis] for value, axis in grown if (dims := facts.dims(value)) is not None]
+    found = [(facts.dims(value), attribute(node, "axis", 0)) for value, node in _grown(graph).items()]
+    lengths: list[Dim] = [dims[axis] for dims, axis in found if dims is not None]
 
     def has_other(spec: AttentionSpec) -> bool:
         size, other = length(spec.axes.h), length(spec.axes.v)
@@ -101,12 +101,10 @@ def derive(graph: ir.Graph, builder: Builder, found: Sequence[Derived], *, wide_
     return _connect(graph, builder, found)
 
 
-def _grows(node: ir.Node) -> bool:
-    """Whether a node appends to an input of the model, for an output."""
-    if not is_standard(node, "Concat") or len(node.inputs) != _PARTS or not node.outputs[0].is_graph_output():
-        return False
-    past = node.inputs[0]
-    return past is not None and past.is_graph_input() and past.const_value is None
+def _grown(graph: ir.Graph) -> dict[ir.Value, ir.Node]:
+    """The outputs of the model that new positions are appended to an input for, each with the node that does."""
+    nodes = [node for node in graph if is_standard(node, "Concat") and node.outputs[0].is_graph_output()]
+    return {node.outputs[0]: node for node in nodes if len(node.inputs) == _PARTS and is_fed(node.inputs[0])}
 
 
 def _derived(spec: AttentionSpec, builder: Builder, grown: Mapping[ir.Value, ir.Node]) -> Derived:
@@ -354,16 +352,12 @@ def _connect(graph: ir.Graph, builder: Builder, found: Sequence[Derived]) -> Own
         for place, past, present in zip(places, item.pasts, item.presents, strict=True):
             inputs[item.given(old[place])].append(past)
             outputs[old[place]].append(present)
-    graph.inputs[:] = [new for value in graph.inputs for new in inputs.get(value, [value])]
-    graph.outputs[:] = [new for value in graph.outputs for new in outputs.get(value, [value])]
+    exchange(graph, inputs, outputs)
     for item in found:
         for value in (output for node in item.expansion.nodes for output in node.outputs):
             answer_shapes(value, builder)
         sweep([node.outputs[0] for node in item.products])
     _drop([*outputs, *inputs], builder)
-    for given, made in inputs.items():
-        if len(made) == 1:
-            given.name, made[0].name = None, given.name
     graph.sort()
     return OwnCache(tuple(parts), {past.name or "": item.shape for item in found for past in item.pasts})
 

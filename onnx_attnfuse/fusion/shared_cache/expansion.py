@@ -15,7 +15,7 @@ from onnx_attnfuse.graph.along import Marks
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.constants import attribute, is_standard
 from onnx_attnfuse.graph.ops import REARRANGES, REPEATS, SLICES
-from onnx_attnfuse.graph.uses import label, sources
+from onnx_attnfuse.graph.uses import is_fed, label, sources
 from onnx_attnfuse.reasons import Reason, Refused
 
 _KEEPS = REARRANGES | REPEATS | SLICES
@@ -71,7 +71,7 @@ class Expansion:
             message = f"keys or values are not computed from a cache position by position, as {step.message}"
             raise Refused("cache-kept", message, label(node))
         free = () if is_standard(node, *_KEEPS) else step.free()
-        other = next((item for item in sources(free) if item.is_graph_input() and item.const_value is None), None)
+        other = next((item for item in sources(free) if is_fed(item)), None)
         if other is not None:
             raise Refused("cache-kept", f"keys or values are computed from '{other.name}' besides a cache", label(node))
         self._steps[node] = step

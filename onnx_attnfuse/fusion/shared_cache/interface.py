@@ -21,6 +21,7 @@ from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.facts_view import Dim
 from onnx_attnfuse.graph.ops import ASKS_SHAPE, CASTS, RESHAPES
 from onnx_attnfuse.graph.sweep import sweep
+from onnx_attnfuse.graph.uses import is_fed
 from onnx_attnfuse.reasons import Refused
 from onnx_attnfuse.serving.decoder import ServedDecoder, template
 from onnx_attnfuse.targets.layout import shared_heads
@@ -200,8 +201,11 @@ def encoded(specs: Sequence[AttentionSpec], facts: Facts) -> list[tuple[ir.Value
     for spec in specs:
         key, value = spec.key[-1].indexed, spec.value[-1].indexed
         wanted = [*map(length, (spec.axes.b, spec.axes.n, spec.axes.j, spec.axes.h))]
-        given = all(item.value.is_graph_input() and item.value.const_value is None for item in (key, value))
-        if given and all(list(facts.dims(item.value) or ()) == wanted for item in (key, value)):
+        if (
+            is_fed(key.value)
+            and is_fed(value.value)
+            and all(list(facts.dims(item.value) or ()) == wanted for item in (key, value))
+        ):
             found.append((key.value, value.value))
     return found
 

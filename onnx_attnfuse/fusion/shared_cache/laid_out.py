@@ -12,19 +12,19 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import onnx_ir as ir
 
 from onnx_attnfuse.attention.axes.factors import Axes, Factor, leaves, length, replaced
 from onnx_attnfuse.attention.axes.rearrange import arrange, is_view
-from onnx_attnfuse.attention.axes.views import IndexedValue, upward
+from onnx_attnfuse.attention.axes.views import IndexedValue, views_above, views_below
 from onnx_attnfuse.attention.match.candidates import find_candidates
 from onnx_attnfuse.attention.match.operands import appending
 from onnx_attnfuse.attention.match.steps import Readers
 from onnx_attnfuse.attention.spec import AttentionSpec
 from onnx_attnfuse.fusion.shared_cache.decoder import POSITIONS
-from onnx_attnfuse.fusion.shared_cache.static import copied_from, is_static, outputs_of, writer
+from onnx_attnfuse.fusion.shared_cache.static import is_static, writer
 from onnx_attnfuse.graph.build import Builder, dims_of
 from onnx_attnfuse.graph.constants import is_standard
 from onnx_attnfuse.graph.edit import answer_shapes
@@ -33,7 +33,7 @@ from onnx_attnfuse.graph.ops import GATHERS, REARRANGES, SLICES
 from onnx_attnfuse.graph.scopes import all_names, scopes
 from onnx_attnfuse.graph.sizes import Dim, Size
 from onnx_attnfuse.graph.sweep import sweep
-from onnx_attnfuse.graph.uses import is_copy
+from onnx_attnfuse.graph.uses import is_copy, is_fed
 from onnx_attnfuse.reasons import Refused
 from onnx_attnfuse.targets.layout import cache_layout, shared_heads
 
@@ -72,9 +72,9 @@ def laid_out(model: ir.Model, readers: Readers) -> ir.Model | None:
     graph, facts = scope.graph, scope.facts
     found = find_candidates(scope, readers, keep_outputs=True)
     specs = [item.spec for item in found if item.spec is not None and item.spec.cache is not None]
-    filled = [item.spec for item in found if item.spec is not None and is_static(item.spec)]
+    filled = [item.spec for item in found if item.spec is not None and is_static(item.spec, facts)]
     caches = [cached for spec in specs for cached in _caches(spec, facts)]
-    held = [buffer for spec in filled for buffer in buffers(spec)]
+    held = [buffer for spec in filled for buffer in buffers(spec, facts)]
     batch = next((length(spec.axes.b) for spec in (*specs, *filled)), None)
     masks = [value for value in graph.inputs if batch is not None and _is_thin(value, batch, facts)]
     if len(caches) < 2 * len(specs) or len(held) < 2 * len(filled):
@@ -100,10 +100,8 @@ def _caches(spec: AttentionSpec, facts: Facts) -> Iterator[_Cached]:
     cache, axes, heads = spec.cache, spec.axes, shared_heads(spec)
     assert cache is not None
     for past, present, channels in zip(cache.past, cache.present, (axes.h, axes.v), strict=True):
-        appends, given = appending(present.value, facts), past
-        while (above := upward(given, facts, selecting=True)) is not None:
-            given = above
-        if appends is None or not given.value.is_graph_input() or given.value.const_value is not None:
+        appends, (*_, given) = appending(present.value, facts), views_above(past, facts, selecting=True)
+        if appends is None or not is_fed(given.value):
             return
         if _running(given.axes) != _running(past.axes):  # repeated, so that a buffer holds more than is given
             return
@@ -145,8 +143,7 @@ def _flatten(graph: ir.Graph, builder: Builder, mask: ir.Value) -> None:
     thin = builder.reshape(flat, dims)
     mask.replace_all_uses_with(thin)
     facts.copy(mask, thin)
-    graph.inputs[list(graph.inputs).index(mask)] = flat
-    flat.name, mask.name = mask.name, None
+    exchange(graph, {mask: [flat]}, {})
 
 
 def _parts(value: ir.Value, presents: set[ir.Value]) -> list[ir.Value]:
@@ -178,16 +175,22 @@ def _lay_out(graph: ir.Graph, builder: Builder, caches: Sequence[_Cached], given
         for node, place in tuple(old.uses()):
             if node is not present.producer():
                 node.replace_input_with(place, seen)
-    graph.inputs[:] = [new for value in graph.inputs for new in inputs.get(value, [value])]
-    results = [new for value in graph.outputs for new in ([outputs[part] for part in given_out.get(value, [])] or [value])]
-    graph.outputs[:] = results
+    exchange(graph, inputs, {value: [outputs[part] for part in parts] for value, parts in given_out.items()})
     sweep([*given_out, *outputs])
-    for given, parts in inputs.items():
+    for given in inputs:
         answer(given, builder)
-        if len(parts) == 1:
-            given.name, parts[0].name = None, given.name
     graph.sort()
     return not any(given.uses() for given in inputs)
+
+
+def exchange(
+    graph: ir.Graph, inputs: Mapping[ir.Value, Sequence[ir.Value]], outputs: Mapping[ir.Value, Sequence[ir.Value]]
+) -> None:
+    """Gives a model other inputs and outputs in the places of some; the only one for an input takes over its name."""
+    for values, exchanged in ((graph.inputs, inputs), (graph.outputs, outputs)):
+        values[:] = [new for value in values for new in exchanged.get(value, [value])]
+    for given, (first, *more) in inputs.items():
+        first.name = first.name if more else given.name
 
 
 def answer(given: ir.Value, builder: Builder) -> None:
@@ -217,7 +220,7 @@ class Buffer:
         return all(list(map(leaves, item.axes)) == list(map(leaves, self.layout)) for item in (self.given, self.result))
 
 
-def buffers(spec: AttentionSpec) -> Iterator[Buffer]:
+def buffers(spec: AttentionSpec, facts: Facts) -> Iterator[Buffer]:
     """The buffers of the keys and of the values of an attention, if both are inputs and outputs of the model."""
     axes, heads = spec.axes, shared_heads(spec)
     for operand, channels in ((spec.key, axes.h), (spec.value, axes.v)):
@@ -225,12 +228,13 @@ def buffers(spec: AttentionSpec) -> Iterator[Buffer]:
         node = writer(indexed.value)
         if node is None or node.inputs[0] is None:
             return
-        given, results = copied_from(IndexedValue(node.inputs[0], indexed.axes)), outputs_of(indexed.value, indexed.axes)
+        *_, given = views_above(IndexedValue(node.inputs[0], indexed.axes), facts)
+        results = [item for item in views_below(indexed, facts) if item.value.is_graph_output()]
         layout = cache_layout(spec, heads, axes.j, channels)
         wanted = Counter(map(leaves, layout))
         if not results or any(Counter(map(leaves, item.axes)) != wanted for item in (given, results[0])):
             return
-        if not given.value.is_graph_input() or given.value.const_value is not None:
+        if not is_fed(given.value):
             return
         yield Buffer(given, results[0], layout)
 
@@ -242,9 +246,7 @@ def turn(graph: ir.Graph, builder: Builder, turned: Sequence[Buffer]) -> None:
         builder.at(next(iter(graph)))
         new = new_input(builder, given, [length(axis) for axis in buffer.layout])
         given.replace_all_uses_with(arrange(builder, IndexedValue(new, buffer.layout), buffer.given.axes))
-        graph.inputs[list(graph.inputs).index(given)] = new
-        new.name, given.name = given.name, None
-        graph.outputs[list(graph.outputs).index(result)] = arrange(builder, buffer.result, buffer.layout)
+        exchange(graph, {given: [new]}, {result: [arrange(builder, buffer.result, buffer.layout)]})
 
 
 def new_input(builder: Builder, given: ir.Value, dims: Sequence[Dim]) -> ir.Value:

@@ -30,7 +30,7 @@ from onnx_attnfuse.graph.constants import attribute, constant_tensor, is_standar
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.ops import ASKS_SHAPE, CASTS, REARRANGES, REPEATS, SLICES
 from onnx_attnfuse.graph.scopes import all_names
-from onnx_attnfuse.graph.uses import sources
+from onnx_attnfuse.graph.uses import is_fed, sources
 from onnx_attnfuse.kernels.operators import group_query_attention, rotary_embedding
 from onnx_attnfuse.reasons import Reason
 from onnx_attnfuse.serving.decoder import ServedDecoder
@@ -74,9 +74,7 @@ def context_length(graph: ir.Graph, counting: Counting, facts: Facts) -> int | N
 def _is_fixed(value: ir.Value) -> bool:
     """Whether the elements of a value are those of constants, in whatever order."""
     made = _made_of(value)
-    return not any(
-        (item.is_graph_input() and item.const_value is None) or is_standard(item.producer(), *_COUNTS) for item in made
-    )
+    return not any(is_fed(item) or is_standard(item.producer(), *_COUNTS) for item in made)
 
 
 class _Firsts:

@@ -124,7 +124,8 @@ class Sharing:
         scope = self.graph.scope
         if scope.graph is not self.graph.model.graph:
             return SharedCache()
-        cached = [item for item in candidates if item.spec is not None and (item.spec.cache is not None or is_static(item.spec))]
+        read = [(item, item.spec) for item in candidates if item.spec is not None]
+        cached = [item for item, spec in read if spec.cache is not None or is_static(spec, scope.facts)]
         if not cached:
             return SharedCache(note=why_no_cache(scope.graph))
         sites, reasons = self._read(cached)
@@ -142,7 +143,7 @@ class Sharing:
                 facts.record(value, dims, None)
 
         with contained(_SHARING, scope.path, undo) as attempt:
-            rest = [item.spec for item in candidates if item.spec is not None and item not in cached]
+            rest = [spec for item, spec in read if item not in cached]
             found = self._shared(sites, encoded(rest, facts))
             return dataclasses.replace(found, candidates=tuple(item for item in cached if item.node in found.sites))
         assert attempt.reason is not None

@@ -26,7 +26,7 @@ from onnx_attnfuse.graph.ops import CASTS, RESHAPES
 from onnx_attnfuse.graph.order import NodeOrder
 from onnx_attnfuse.graph.sizes import Dim, Size
 from onnx_attnfuse.graph.sweep import sweep
-from onnx_attnfuse.graph.uses import is_copy, reached, viewers
+from onnx_attnfuse.graph.uses import is_copy, is_fed, reached, viewers
 from onnx_attnfuse.reasons import Refused
 from onnx_attnfuse.targets import group_query_attention as target
 from onnx_attnfuse.targets.base import BuildContext, Emitted
@@ -203,7 +203,7 @@ def _input_of(indexed: IndexedValue) -> ir.Value:
     while (node := value.producer()) is not None and is_copy(node):
         assert node.inputs[0] is not None
         value = node.inputs[0]
-    if not value.is_graph_input() or value.const_value is not None:
+    if not is_fed(value):
         raise Refused("cache-kept", f"the past keys or values '{value.name}' are not an input of the model")
     return value
 

@@ -11,8 +11,8 @@ import dataclasses
 
 import onnx_ir as ir
 
-from onnx_attnfuse.attention.axes.factors import Axes, Axis, Factor, leaves, length, replaced
-from onnx_attnfuse.attention.axes.views import IndexedValue, is_short
+from onnx_attnfuse.attention.axes.factors import Axis, Factor, leaves, length, replaced
+from onnx_attnfuse.attention.axes.views import IndexedValue, is_short, views_above, views_below
 from onnx_attnfuse.attention.masks.classify import Meaning
 from onnx_attnfuse.attention.masks.index_reader import Reader, scattered_to
 from onnx_attnfuse.attention.masks.mask_terms import dim_of, element_of, elements_of, index, position, size, truth, value_of
@@ -27,7 +27,7 @@ from onnx_attnfuse.graph import sizes
 from onnx_attnfuse.graph.constants import attribute, given, is_standard
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.sizes import Dim
-from onnx_attnfuse.graph.uses import is_copy
+from onnx_attnfuse.graph.uses import is_fed
 from onnx_attnfuse.reasons import Refused
 from onnx_attnfuse.targets import group_query_attention as target
 from onnx_attnfuse.targets.base import BuildContext
@@ -116,7 +116,7 @@ def counted(position: ir.Value, place: Term) -> tuple[Term, ...]:
 def _position(form: Term, place: Term) -> ir.Value | None:
     """The input that a form is counted from."""
     inputs = list(map(value_of, elements_of(form)))
-    if len(inputs) != 1 or not inputs[0].is_graph_input() or inputs[0].const_value is not None or inputs[0].shape is None:
+    if len(inputs) != 1 or not is_fed(inputs[0]) or inputs[0].shape is None:
         return None
     return inputs[0] if len(inputs[0].shape) < 2 and form in counted(inputs[0], place) else None
 
@@ -127,17 +127,17 @@ def _input(node: ir.Node, place: int) -> ir.Value:
     return value
 
 
-def is_static(spec: AttentionSpec) -> bool:
+def is_static(spec: AttentionSpec, facts: Facts) -> bool:
     """Whether keys or values are an input or an output of the model that something was written into."""
-    return spec.cache is None and any(_is_written(operand[-1].indexed) for operand in (spec.key, spec.value))
+    return spec.cache is None and any(_is_written(operand[-1].indexed, facts) for operand in (spec.key, spec.value))
 
 
-def _is_written(indexed: IndexedValue) -> bool:
+def _is_written(indexed: IndexedValue, facts: Facts) -> bool:
     node = writer(indexed.value)
     if node is None or node.inputs[0] is None:
         return False
-    below = copied_from(IndexedValue(node.inputs[0], indexed.axes)).value
-    return below.is_graph_input() or bool(outputs_of(indexed.value, indexed.axes))
+    *_, above = views_above(IndexedValue(node.inputs[0], indexed.axes), facts)
+    return above.value.is_graph_input() or any(item.value.is_graph_output() for item in views_below(indexed, facts))
 
 
 def read_static(node: ir.Node, spec: AttentionSpec, meaning: Meaning, context: BuildContext) -> CachedSite:
@@ -169,7 +169,7 @@ def read_static(node: ir.Node, spec: AttentionSpec, meaning: Meaning, context: B
     new_axis = () if length(new_axis) == 1 else (Factor(length(new_axis)),)
     key_axis = (Factor(earlier + length(spec.axes.i)),)
     pairs = [
-        _indexed(write, operand[-1], past_axis, new_axis, key_axis)
+        _indexed(write, operand[-1], past_axis, new_axis, key_axis, facts)
         for write, operand in zip(writes, (spec.key, spec.value), strict=True)
     ]
     channels = spec.head_axis, ()
@@ -276,7 +276,7 @@ def _is_length(item: Predicate, mask: ir.Value | None, spec: AttentionSpec, fact
 
 
 def _indexed(
-    write: Write, source: Source, past_axis: Axis, new_axis: Axis, key_axis: Axis
+    write: Write, source: Source, past_axis: Axis, new_axis: Axis, key_axis: Axis, facts: Facts
 ) -> tuple[IndexedValue, IndexedValue, IndexedValue]:
     """The earlier entries, the new ones and both, each with its axes; the first and the last as the model takes and gives them.
 
@@ -284,39 +284,15 @@ def _indexed(
         Refused: They are no input or no output.
     """
     axes = source.indexed.axes
-    past = copied_from(IndexedValue(write.buffer, replaced(axes, write.axis, past_axis)))
-    if not past.value.is_graph_input() or past.value.const_value is not None:
+    *_, past = views_above(IndexedValue(write.buffer, replaced(axes, write.axis, past_axis)), facts)
+    if not is_fed(past.value):
         raise Refused(
             "cache-kept", f"the buffer '{past.value.name}' is no input of the model; export it with its cache as inputs"
         )
-    outputs = list(outputs_of(write.written, replaced(axes, write.axis, key_axis)))
-    if not outputs:
+    views = views_below(IndexedValue(write.written, replaced(axes, write.axis, key_axis)), facts)
+    present = next((item for item in views if item.value.is_graph_output()), None)
+    if present is None:
         message = f"the buffer that '{write.node.name}' writes is no output of the model; export it with its cache as outputs"
         raise Refused("cache-kept", message)
     new = IndexedValue(write.new, replaced(axes, write.axis, new_axis))
-    return past, new, outputs[0]
-
-
-def copied_from(indexed: IndexedValue) -> IndexedValue:
-    """The value that another one is a copy or transpose of."""
-    value = indexed.value
-    axes: Axes = indexed.axes
-    while (node := value.producer()) is not None and (is_copy(node) or is_standard(node, "Transpose")):
-        assert node.inputs[0] is not None
-        value = node.inputs[0]
-        if not is_copy(node):
-            perm: list[int] = attribute(node, "perm") or [*range(len(axes))][::-1]
-            axes = tuple(axes[perm.index(axis)] for axis in range(len(axes)))
-    return IndexedValue(value, axes)
-
-
-def outputs_of(value: ir.Value, axes: Axes) -> list[IndexedValue]:
-    """A value and its copies and transposes, those that are outputs of the model."""
-    found = [IndexedValue(value, axes)] if value.is_graph_output() else []
-    for node, _ in value.uses():
-        if is_copy(node):
-            found += outputs_of(node.outputs[0], axes)
-        elif is_standard(node, "Transpose"):
-            perm: list[int] = attribute(node, "perm") or [*range(len(axes))][::-1]
-            found += outputs_of(node.outputs[0], tuple(axes[place] for place in perm))
-    return found
+    return past, new, present

@@ -24,7 +24,7 @@ from onnx_attnfuse.graph.constants import is_standard
 from onnx_attnfuse.graph.facts_view import Content
 from onnx_attnfuse.graph.ops import REARRANGES, SLICES, is_contrib
 from onnx_attnfuse.graph.sizes import Dim, Size
-from onnx_attnfuse.graph.uses import label, sources
+from onnx_attnfuse.graph.uses import is_fed, label, sources
 from onnx_attnfuse.kernels.operators import rotary_embedding
 from onnx_attnfuse.kernels.operators.group_query_attention import INFO
 from onnx_attnfuse.reasons import Reason, Refused
@@ -130,7 +130,7 @@ class Paging:
         facts = self._builder.facts
         for value in values:
             made_of = sources([value], lambda item, _: not _is_known(facts.content(item)))
-            if facts.number(value) is None and any(item.is_graph_input() and item.const_value is None for item in made_of):
+            if facts.number(value) is None and any(map(is_fed, made_of)):
                 raise Refused(
                     "not-position-wise", f"'{value.name}' may differ by request, as it depends on an input", label(node)
                 )
