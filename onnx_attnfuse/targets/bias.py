@@ -183,11 +183,11 @@ class BiasEmitter:
         if condition is None or chosen is None or other is None:
             return indexed
         numbers = facts.number(chosen), facts.number(other)
-        axes = aligned(condition, indexed.axes, facts)
+        chooses = aligned(condition, indexed.axes, facts)
         for kept, fill, keep_where in ((*numbers, True), (*numbers[::-1], False)):
-            if kept == 0 and fill is not None and fill <= ABSORBS and axes is not None:
+            if kept == 0 and fill is not None and fill <= ABSORBS and chooses is not None:
                 low = -math.inf if math.isinf(fill) else -largest(self._dtype) / max(1.0, gain)
-                return self._filled(None, IndexedValue(condition, axes), keep_where, low)
+                return self._filled(None, chooses, keep_where, low)
         return indexed
 
     def _with_scalar(self, op: str, indexed: IndexedValue, number: float) -> IndexedValue:

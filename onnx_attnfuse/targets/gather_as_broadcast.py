@@ -84,8 +84,8 @@ class DataLayout:
     def _remade(self, indexed: IndexedValue, node: ir.Node) -> IndexedValue | None:
         """The operator again, of the data; an And without operands that are true everywhere."""
         facts, dtype = self._reader.facts, self._reader.facts.dtype(node.outputs[0])
-        operands = [(value, None if value is None else aligned(value, indexed.axes, facts)) for value in node.inputs]
-        given = [IndexedValue(value, axes) for value, axes in operands if value is not None and axes is not None]
+        operands = [aligned(value, indexed.axes, facts) for value in node.inputs]
+        given = [item for item in operands if item is not None]
         found = list(map(self.of, given))
         if len(given) < len(operands) or found == given or dtype is None:
             return None

@@ -146,14 +146,14 @@ def chosen_above(compact: IndexedValue, bound: float, context: BuildContext) -> 
     condition, kept, fill = node.inputs
     if condition is None or kept is None or fill is None:
         return None
-    axes = aligned(condition, compact.axes, builder.facts)
-    if axes is None or len(axes) != len(compact.axes):
+    chooses = aligned(condition, compact.axes, builder.facts)
+    if chooses is None or len(chooses.axes) != len(compact.axes):
         return None
     spans = [context.bounds.of(value) for value in (kept, fill)]
     if spans[0][0] > bound >= spans[1][1]:
-        return IndexedValue(condition, axes)
+        return chooses
     if spans[1][0] > bound >= spans[0][1]:
-        return IndexedValue(builder.elementwise("Not", [condition]), axes)
+        return IndexedValue(builder.elementwise("Not", [condition]), chooses.axes)
     return None
 
 

@@ -177,9 +177,9 @@ def _added(indexed: IndexedValue, facts: Facts) -> tuple[IndexedValue, IndexedVa
     for one, other in both_ways(indexed.value.producer(), "Add"):
         if facts.dims(one) != facts.dims(indexed.value):
             continue
-        axes = aligned(other, indexed.axes, facts)
-        if axes is not None and _origin(IndexedValue(other, axes), facts) is not None:
-            return IndexedValue(one, indexed.axes), IndexedValue(other, axes)
+        added = aligned(other, indexed.axes, facts)
+        if added is not None and _origin(added, facts) is not None:
+            return IndexedValue(one, indexed.axes), added
     return None
 
 
@@ -215,10 +215,10 @@ def _factors(
         return *indexed, None
     if attribute(node, "transA", 0) or attribute(node, "alpha", 1.0) != 1.0 or attribute(node, "beta", 1.0) != 1.0:
         raise Refused("scaled-projection", f"the Gemm that makes the {name} scales or transposes", node.name)
-    axes = None if bias is None else aligned(bias, product.axes, facts)
-    if bias is not None and axes is None:
+    added = aligned(bias, product.axes, facts)
+    if bias is not None and added is None:
         raise Refused("unknown-rank", f"the rank of '{bias.name}' is unknown", node.name)
-    return *indexed, None if bias is None or axes is None else IndexedValue(bias, axes)
+    return *indexed, added
 
 
 def _origin(indexed: IndexedValue, facts: Facts) -> IndexedValue | None:

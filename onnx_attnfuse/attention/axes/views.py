@@ -277,9 +277,15 @@ def varies_along(indexed: IndexedValue, axis: Axis) -> bool:
     return any(not factors.isdisjoint(leaves(own)) for own in indexed.axes)
 
 
-def aligned(value: ir.Value, axes: Axes, facts: Facts) -> Axes | None:
-    """The axes of an operand that broadcasts against something laid out as `axes`."""
-    dims = facts.dims(value)
-    if dims is None or len(dims) > len(axes):
+def aligned(value: ir.Value | None, axes: Axes, facts: Facts) -> IndexedValue | None:
+    """An operand that broadcasts against something laid out as `axes`; None where its shape is not known to."""
+    dims = None if value is None else facts.dims(value)
+    if value is None or dims is None or len(dims) > len(axes):
         return None
-    return tuple(() if dim == 1 else leaves(axis) for dim, axis in zip(dims, axes[len(axes) - len(dims) :], strict=True))
+    own = (() if dim == 1 else leaves(axis) for dim, axis in zip(dims, axes[len(axes) - len(dims) :], strict=True))
+    return IndexedValue(value, tuple(own))
+
+
+def lacks_axis(indexed: IndexedValue, axes: Axes) -> bool:
+    """Whether an aligned operand lacks an axis, along which it is then repeated."""
+    return sum(map(bool, indexed.axes)) < sum(map(bool, axes))

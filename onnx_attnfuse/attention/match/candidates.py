@@ -165,10 +165,9 @@ def _scale(node: ir.Node, channels: Axis) -> float:
 def _mask(node: ir.Node, mask: ir.Value | None, scores: Axes, facts: Facts) -> tuple[Mask, tuple[RowRule, ...]]:
     if mask is None:
         return (), ()
-    axes = aligned(mask, scores, facts)
-    if axes is None:
+    indexed = aligned(mask, scores, facts)
+    if indexed is None:
         raise Refused("unknown-rank", f"the rank of the mask '{mask.name}' is unknown", node.name)
-    indexed = IndexedValue(mask, axes)
     if facts.dtype(mask) == ir.DataType.BOOL:
         return (Replaced(indexed, True, -math.inf),), (RowRule(None),)
     if rows_disagree(indexed, Reader(facts), Bounds(facts), facts.opset):

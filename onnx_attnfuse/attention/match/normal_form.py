@@ -189,8 +189,7 @@ def _moved(taken: Taken[WeightStep], softmax: Softmax, key_axis: Axis, reader: R
     if not isinstance(step, Weighted) or step.divide:
         message = f"{taken.node.op_type} is between the softmax and the sum that divides its weights"
         raise Refused("weights-scaled-by-key", message, taken.node.name)
-    axes = aligned(step.operand, taken.axes, reader.facts)
-    indexed = None if axes is None else IndexedValue(step.operand, axes)
+    indexed = aligned(step.operand, taken.axes, reader.facts)
     if indexed is None or not varies_along(indexed, key_axis) or not is_binary(element(indexed.refined(), reader)):
         message = f"the weights are multiplied by '{step.operand.name}', which may be neither 0 nor 1, and divided by their sum"
         raise Refused("weights-scaled-by-key", message, taken.node.name)

@@ -10,7 +10,7 @@ import dataclasses
 import onnx_ir as ir
 
 from onnx_attnfuse.attention.axes.factors import Axes, Axis, Factor, leaves
-from onnx_attnfuse.attention.axes.views import IndexedValue, aligned, downward, upward
+from onnx_attnfuse.attention.axes.views import IndexedValue, aligned, downward, lacks_axis, upward
 from onnx_attnfuse.attention.match.contractions import (
     Contraction,
     is_multiplied,
@@ -117,17 +117,15 @@ class _Walk:
             message = f"the maximum '{step.largest.name}' is subtracted, which differs by key"
             self.failures.append((0, Refused("shift-by-key", message, node.name)))
             return None
-        axes = aligned(step.scores, indexed.axes, self.facts)
-        if axes is None:
+        inner = aligned(step.scores, indexed.axes, self.facts)
+        if inner is None:
             self.failures.append((0, Refused("unknown-rank", f"the rank of '{step.scores.name}' is unknown", node.name)))
             return None
-        lost = [axis for axis in indexed.axes[: len(indexed.axes) - len(axes)] if axis]
-        lost += [old for old, new in zip(indexed.axes[len(indexed.axes) - len(axes) :], axes, strict=True) if old and not new]
-        if lost:
+        if lacks_axis(inner, indexed.axes):
             message = f"'{step.scores.name}' has fewer rows, columns or heads than the softmax"
             self.failures.append((0, Refused("broadcast-scores", message, node.name)))
             return None
-        return IndexedValue(step.scores, axes)
+        return inner
 
 
 def read_scores(scores: IndexedValue, key_axis: Axis, facts: Facts, readers: Readers) -> ScorePath:

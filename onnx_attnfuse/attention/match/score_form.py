@@ -9,7 +9,6 @@ from collections.abc import Iterable
 import onnx_ir as ir
 
 from onnx_attnfuse.attention.axes.factors import Factor, leaves
-from onnx_attnfuse.attention.axes.views import IndexedValue, aligned
 from onnx_attnfuse.attention.masks.classify import element
 from onnx_attnfuse.attention.masks.fully_masked import masked_keys
 from onnx_attnfuse.attention.masks.index_reader import Reader
@@ -95,7 +94,7 @@ class _Folder:
             case steps.Added() as step:
                 self._added(step, taken)
             case steps.Replaced() as step:
-                self._masks(Replaced(self._operand(step.condition, taken), step.keep_where, step.fill), taken)
+                self._masks(Replaced(taken.beside(step.condition, self._facts), step.keep_where, step.fill), taken)
             case steps.Floored() as step:
                 self._floored(step, taken)
             case steps.Squashed():
@@ -118,7 +117,7 @@ class _Folder:
 
     def _scaled_by_value(self, step: steps.Scaled, taken: Taken[ScoreStep]) -> None:
         name = step.operand.name
-        indexed = self._operand(step.operand, taken)
+        indexed = taken.beside(step.operand, self._facts)
         if any(not self._columns.isdisjoint(leaves(axis)) for axis in indexed.axes):
             factor = None if step.divide else zero_or(element(indexed.refined(), self._reader))
             if factor is None:
@@ -159,7 +158,7 @@ class _Folder:
         if number is not None and self._alone and abs(number) <= _NEXT_TO_NOTHING:
             self._is_moved |= number != 0
             return
-        self._masks(Added(self._operand(step.operand, taken), step.negative), taken)
+        self._masks(Added(taken.beside(step.operand, self._facts), step.negative), taken)
 
     def _floored(self, step: steps.Floored, taken: Taken[ScoreStep]) -> None:
         if step.low == -math.inf:
@@ -173,13 +172,6 @@ class _Folder:
         if self._squashed or self._mask or self._is_moved:
             raise Refused("masked-tanh", "tanh is applied to scores that are already masked or added to", taken.node.name)
         self._squashed = True
-
-    def _operand(self, value: ir.Value, taken: Taken[ScoreStep]) -> IndexedValue:
-        axes = aligned(value, taken.axes, self._facts)
-        if axes is None:
-            message = f"the rank of '{value.name}' is unknown, or larger than that of the scores"
-            raise Refused("unknown-rank", message, taken.node.name)
-        return IndexedValue(value, axes)
 
     def _refuse_floor(self, low: float, node: ir.Node) -> None:
         raise Refused("high-floor", f"scores are clamped at {low:g}, which ordinary scores may reach", node.name)

@@ -63,8 +63,7 @@ def maximum_of(scores: ir.Value, value: ir.Value | None, facts: Facts) -> tuple[
 
 def largest_of(step: Shifted, axes: Axes, facts: Facts) -> IndexedValue | None:
     """The maximum that is subtracted from scores laid out as `axes`, as it was reduced, before it is repeated for all keys."""
-    own = aligned(step.largest, axes, facts)
-    found = None if own is None else IndexedValue(step.largest, own)
+    found = aligned(step.largest, axes, facts)
     while found is not None and (node := found.value.producer()) is not None and not is_standard(node, "ReduceMax"):
         view, before = upward(found, facts), _before(node, facts)
         found = view or (None if before is None else IndexedValue(before, found.axes))

@@ -204,7 +204,7 @@ def _sink(value: ir.Value, axes: Axes, softmax: Softmax, facts: Facts) -> Indexe
     indexed = aligned(value, alone, facts)
     if indexed is None:
         raise Refused("unknown-rank", f"the rank of '{value.name}' is unknown", softmax.node.name)
-    return operands.sources(IndexedValue(value, indexed), facts, plain=True)[-1].indexed
+    return operands.sources(indexed, facts, plain=True)[-1].indexed
 
 
 def _voided(softmax: Softmax, scores: ScorePath, weights: WeightPath, key_axis: Axis, facts: Facts) -> Voided | None:
@@ -218,7 +218,7 @@ def _voided(softmax: Softmax, scores: ScorePath, weights: WeightPath, key_axis: 
         return None
     voided, taken = found[0]
     test = taken.node.inputs[0]
-    if test is not None and varies_along(_operand(test, taken, facts), key_axis):
+    if test is not None and varies_along(taken.beside(test, facts), key_axis):
         raise Refused("weights-scaled-by-key", f"weights become NaN by '{test.name}', which differs by key", taken.node.name)
     if any(_is_row_maximum(shift, scores.columns(), facts) for shift in scores.steps):
         return None
@@ -271,11 +271,11 @@ def _row_rules(weights: WeightPath, key_axis: Axis, reader: Reader, mask: Mask) 
             case NaNZeroed():
                 rules.append(RowRule(None))
             case LowZeroed(_, largest, bound):
-                rules.append(_low_rule(_operand(largest, taken, facts), bound, taken, key_axis, reader, mask))
+                rules.append(_low_rule(taken.beside(largest, facts), bound, taken, key_axis, reader, mask))
             case Zeroed(_, condition, keep_where):
-                rules.append(RowRule(_operand(condition, taken, facts), keep_where))
-            case Weighted(_, operand, divide) if varies_along(_operand(operand, taken, facts), key_axis):
-                indexed = _operand(operand, taken, facts)
+                rules.append(RowRule(taken.beside(condition, facts), keep_where))
+            case Weighted(_, operand, divide) if varies_along(taken.beside(operand, facts), key_axis):
+                indexed = taken.beside(operand, facts)
                 if divide or not is_binary(element(indexed.refined(), reader)):
                     message = f"the weights are multiplied by '{operand.name}', which differs by key and may be neither 0 nor 1"
                     raise Refused("weights-scaled-by-key", message, taken.node.name)
@@ -302,15 +302,8 @@ def _low_rule(
 def _result_scales(weights: WeightPath, key_axis: Axis, facts: Facts) -> tuple[ScaleValue, ...]:
     """Factors of the weights, which are factors of the result where they are the same for all keys."""
     factors = [(taken.step, taken) for taken in weights.steps if isinstance(taken.step, Weighted)]
-    scales = [ScaleValue(_operand(step.operand, taken, facts), step.divide) for step, taken in factors]
+    scales = [ScaleValue(taken.beside(step.operand, facts), step.divide) for step, taken in factors]
     return tuple(scale for scale in scales if not varies_along(scale.indexed, key_axis))
-
-
-def _operand(value: ir.Value, taken: Taken[WeightStep], facts: Facts) -> IndexedValue:
-    axes = aligned(value, taken.axes, facts)
-    if axes is None:
-        raise Refused("unknown-rank", f"the rank of '{value.name}' is unknown", taken.node.name)
-    return IndexedValue(value, axes)
 
 
 def find_heads(batch_axis: Axis, channel_axis: Axis, indexed: Iterable[IndexedValue], scores: Axes) -> Axis:

@@ -14,11 +14,13 @@ from typing import ClassVar, Generic, TypeAlias, TypeVar
 import onnx_ir as ir
 
 from onnx_attnfuse.attention.axes.factors import Axes
+from onnx_attnfuse.attention.axes.views import IndexedValue, aligned
 from onnx_attnfuse.attention.spec import Role
 from onnx_attnfuse.errors import OptionError
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.ops import read_as
 from onnx_attnfuse.graph.rounding import QdqPair
+from onnx_attnfuse.reasons import Refused
 
 
 class Step:
@@ -238,6 +240,18 @@ class Taken(Generic[_Step]):
     node: ir.Node
     axes: Axes
     """The axes of the scores, or weights, there."""
+
+    def beside(self, value: ir.Value, facts: Facts) -> IndexedValue:
+        """An operand of the step, laid out as the scores or weights that it meets.
+
+        Raises:
+            Refused: That is not known.
+        """
+        indexed = aligned(value, self.axes, facts)
+        if indexed is None:
+            message = f"the rank of '{value.name}' is unknown, or larger than that of the scores"
+            raise Refused("unknown-rank", message, self.node.name)
+        return indexed
 
 
 ScoreReader: TypeAlias = Callable[[ir.Node, Facts], Sequence[ScoreStep]]

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import onnx_ir as ir
 
 from onnx_attnfuse.attention.axes.factors import Axes, Axis, Factor, leaves, length, new_axes, replaced
-from onnx_attnfuse.attention.axes.views import IndexedValue, aligned, upward
+from onnx_attnfuse.attention.axes.views import IndexedValue, aligned, lacks_axis, upward
 from onnx_attnfuse.attention.match.contractions import PRODUCTS, Contraction, operand_axes, read_contraction
 from onnx_attnfuse.attention.match.steps import (
     Added,
@@ -110,11 +110,11 @@ class OperandGoals:
     ) -> Iterator[tuple[tuple[Goal, ...], State]]:
         goals: list[Goal] = []
         for value in inputs:
-            axes = None if value is None else aligned(value, goal.indexed.axes, self._facts)
-            if value is None or axes is None:
+            indexed = aligned(value, goal.indexed.axes, self._facts)
+            if indexed is None:
                 return
             outer = tuple(dict.fromkeys((*goal.outer, *factors_of(goal.indexed.axes))))
-            goals.append(dataclasses.replace(goal, indexed=IndexedValue(value, axes), outer=outer))
+            goals.append(dataclasses.replace(goal, indexed=indexed, outer=outer))
         yield tuple(goals), state
         if token.op in COMMUTATIVE and len(goals) == 2 and goals[0] != goals[1]:
             yield (goals[1], goals[0]), state
@@ -282,15 +282,11 @@ class Traversal:
                     pending.append((inner, (taken, *steps), (*nodes, node, *also)))
 
     def _read(self, node: ir.Node, indexed: IndexedValue) -> list[tuple[ScoreStep, IndexedValue]]:
-        """The steps that a node may be on scores, each with the scores before it; those that lack no axis first."""
+        """The steps that a node may be on scores, each with the scores before it, which lack no axis."""
         reader = self._readers.score(node)
-        found: list[tuple[int, ScoreStep, IndexedValue]] = []
-        for step in reader(node, self._facts) if reader is not None else ():
-            axes = aligned(step.scores, indexed.axes, self._facts)
-            if axes is not None:
-                lost = sum(bool(old) for old in indexed.axes) - sum(bool(new) for new in axes)
-                found.append((lost, step, IndexedValue(step.scores, axes)))
-        return [(step, inner) for lost, step, inner in sorted(found, key=lambda item: item[0]) if not lost]
+        steps = () if reader is None else reader(node, self._facts)
+        found = ((step, aligned(step.scores, indexed.axes, self._facts)) for step in steps)
+        return [(step, inner) for step, inner in found if inner is not None and not lacks_axis(inner, indexed.axes)]
 
     def factors(self, indexed: IndexedValue, most: int | None) -> Iterator[tuple[IndexedValue, FilledSlot, tuple[ir.Node, ...]]]:
         """Values before multiplications and divisions, with what they multiply by.
@@ -338,7 +334,7 @@ class Traversal:
         if number:
             yield dataclasses.replace(filled, number=filled.number * number**sign), ()
             return
-        operand = IndexedValue(step.operand, aligned(step.operand, indexed.axes, self._facts) or ())
+        operand = aligned(step.operand, indexed.axes, self._facts) or IndexedValue(step.operand, ())
         yield dataclasses.replace(filled, values=(*filled.values, (operand, sign))), ()
         node = step.operand.producer()
         for inner, before in () if node is None else self._read(node, operand):
@@ -352,42 +348,28 @@ class Traversal:
     ) -> Iterator[tuple[IndexedValue, tuple[Taken[WeightStep], ...], tuple[ir.Node, ...]]]:
         """A value as it is, and what it is a view or a cast of, or was before a guard of rows without a key."""
         guards: tuple[Taken[WeightStep], ...] = ()
-        nodes: tuple[ir.Node, ...] = ()
-        while len(nodes) <= _MAX_VIEW_CHAIN:
-            yield indexed, guards, nodes
-            node = indexed.value.producer()
-            if node is None:
-                return
-            view = upward(indexed, self._facts, selecting=True)
-            if view is not None:
-                indexed, nodes = view, (*nodes, node)
-                continue
-            passed = next(((step, inner) for step, inner in self._read(node, indexed) if isinstance(step, Passed)), None)
-            if passed is not None:
-                indexed, nodes = passed[1], (*nodes, node, *passed[0].also)
-                continue
-            guard = self._guarded(node, indexed) if guarded else None
+        before: tuple[ir.Node, ...] = ()
+        while True:
+            nodes: tuple[ir.Node, ...] = ()
+            for view, _, passed in self.steps(indexed, set()):
+                yield view, guards, (*before, *passed)
+                indexed, nodes = view, passed
+            guard = self._guarded(indexed) if guarded else None
             if guard is None:
                 return
             step, indexed, also = guard
-            guards, nodes = (*guards, step), (*nodes, node, *also)
+            guards, before = (*guards, step), (*before, *nodes, step.node, *also)
 
-    def _guarded(
-        self, node: ir.Node, indexed: IndexedValue
-    ) -> tuple[Taken[WeightStep], IndexedValue, tuple[ir.Node, ...]] | None:
-        """The weights before a guard, if the node is one."""
-        reader = self._readers.weight(node)
-        for value in node.inputs if reader is not None else ():
-            axes = None if value is None else aligned(value, indexed.axes, self._facts)
-            step = None if value is None or axes is None or reader is None else reader(node, value, self._facts)
-            if (
-                isinstance(step, (NaNZeroed, Zeroed))
-                and step.output is node.outputs[0]
-                and value is not None
-                and axes is not None
-            ):
-                also = step.also if isinstance(step, NaNZeroed) else ()
-                return Taken(step, node, indexed.axes), IndexedValue(value, axes), also
+    def _guarded(self, indexed: IndexedValue) -> tuple[Taken[WeightStep], IndexedValue, tuple[ir.Node, ...]] | None:
+        """The weights before a guard, if one gives the value."""
+        node = indexed.value.producer()
+        reader = None if node is None else self._readers.weight(node)
+        if node is None or reader is None:
+            return None
+        for weights in (aligned(value, indexed.axes, self._facts) for value in node.inputs):
+            step = None if weights is None else reader(node, weights.value, self._facts)
+            if weights is not None and isinstance(step, (NaNZeroed, Zeroed)) and step.output is indexed.value:
+                return Taken(step, node, indexed.axes), weights, step.further
         return None
 
     def begins_steps(self, node: ir.Node) -> bool:

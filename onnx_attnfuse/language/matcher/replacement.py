@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from onnx_attnfuse.attention.axes.factors import Axes, Axis, leaves
 from onnx_attnfuse.attention.axes.rearrange import arrange
-from onnx_attnfuse.attention.axes.views import IndexedValue, aligned
+from onnx_attnfuse.attention.axes.views import IndexedValue
 from onnx_attnfuse.attention.match.softmax import is_one_for_all_keys
 from onnx_attnfuse.attention.match.steps import (
     Added,
@@ -170,10 +170,7 @@ class _Writer:
         number = self.facts.number(value)
         if number is not None and self.facts.dtype(value) != ir.DataType.BOOL:
             return number
-        axes = aligned(value, taken.axes, self.facts)
-        if axes is None:
-            raise Refused("unknown-rank", f"the rank of '{value.name}' is unknown", taken.node.name)
-        return self._brought(IndexedValue(value, axes), filled.row, filled.column)
+        return self._brought(taken.beside(value, self.facts), filled.row, filled.column)
 
     def _guard(self, guards: Sequence[MatchedGuard]) -> Step:
         """The steps that guard the weights, in the order of the graph."""
