@@ -256,7 +256,7 @@ def test_patterns_that_begin_alike_share_their_branch() -> None:
     branch, depth = net.root, 0
     while len(branch.ops) == 1 and not branch.others:
         (found,) = branch.ops.values()
-        (_, branch), depth = found[0], depth + 1
+        branch, depth = next(iter(found.values())), depth + 1
     assert depth >= 3
     assert len(branch.names) == 50
 

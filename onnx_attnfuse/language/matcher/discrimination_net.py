@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TypeAlias
 
 from onnx_attnfuse.errors import OptionError
 from onnx_attnfuse.language.decorators import Pattern
-from onnx_attnfuse.language.expression import Attribute
 from onnx_attnfuse.language.normal_form import (
     Choices,
     FactorProduct,
@@ -27,51 +25,8 @@ from onnx_attnfuse.language.normal_form import (
     variants,
 )
 
-Slot: TypeAlias = tuple[str, int]
-"""(kind, ordinal among the slots of that kind)."""
-
-
-@dataclasses.dataclass(frozen=True)
-class AnOp:
-    """An operator; its operands follow."""
-
-    op: str
-    attributes: tuple[tuple[str, Attribute], ...]
-    count: int
-
-
-@dataclasses.dataclass(frozen=True)
-class AVar:
-    """An operand, by the order in which operands occur."""
-
-    index: int
-
-
-@dataclasses.dataclass(frozen=True)
-class ANumber:
-    """A number."""
-
-    value: float
-
-
-@dataclasses.dataclass(frozen=True)
-class Factors:
-    """Factors of what follows."""
-
-    slot: Slot | None
-    factors: tuple[tuple[int, int], ...]
-    """Operands and exponents."""
-    coefficient: float
-
-
-@dataclasses.dataclass(frozen=True)
-class Steps:
-    """Steps after the following ones."""
-
-    slots: tuple[Slot, ...]
-
-
-Token: TypeAlias = AnOp | AVar | ANumber | Factors | Steps
+_OPERAND: Form = Var("")
+"""An operand of a token: the tokens of it follow."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,9 +35,8 @@ class Variant:
 
     pattern: Pattern
     choices: Choices
-    operands: tuple[str, ...]
-    """Their names, by index."""
-    slots: Mapping[Slot, str]
+    names: Mapping[str, str]
+    """The names of its operands and slots, by those in tokens."""
     size: int
     """Number of tokens."""
 
@@ -96,35 +50,30 @@ class Variant:
 class NetBranch:
     """A node of the discrimination net: the tokens that may come next, and the patterns that end here."""
 
-    ops: dict[str, list[tuple[AnOp, NetBranch]]] = dataclasses.field(default_factory=dict[str, "list[tuple[AnOp, NetBranch]]"])
-    others: dict[Token, NetBranch] = dataclasses.field(default_factory=dict["Token", "NetBranch"])
+    ops: dict[str, dict[Op, NetBranch]] = dataclasses.field(default_factory=dict[str, "dict[Op, NetBranch]"])
+    others: dict[Form, NetBranch] = dataclasses.field(default_factory=dict["Form", "NetBranch"])
     turned: NetBranch | None = None
     """After an exchange of rows and columns."""
     ends: list[Variant] = dataclasses.field(default_factory=list[Variant])
     names: list[str] = dataclasses.field(default_factory=list[str])
     """The patterns after it, with their alternatives."""
 
-    def follow(self, token: Token) -> NetBranch:
+    def follow(self, token: Form) -> NetBranch:
         """The branch after a token, a new one if there is none."""
-        if not isinstance(token, AnOp):
+        if not isinstance(token, Op):
             return self.others.setdefault(token, NetBranch())
         if token.op == "T":
             self.turned = self.turned or NetBranch()
             return self.turned
-        found = self.ops.setdefault(token.op, [])
-        for other, branch in found:
-            if other == token:
-                return branch
-        found.append((token, NetBranch()))
-        return found[-1][1]
+        return self.ops.setdefault(token.op, {}).setdefault(token, NetBranch())
 
     def expected(self) -> Iterator[str]:
         """The tokens that may come next, in words."""
         yield from self.ops
         for token, branch in self.others.items():
-            if isinstance(token, ANumber):
+            if isinstance(token, Literal):
                 yield f"{token.value:g}"
-            elif isinstance(token, (Factors, Steps)):
+            elif isinstance(token, (FactorProduct, Slotted)):
                 yield from branch.expected()
         if self.turned is not None:
             yield from self.turned.expected()
@@ -136,39 +85,36 @@ def _called(pattern: Pattern, choices: Choices) -> str:
 
 
 class _Row:
-    """The tokens of one formula."""
+    """The tokens of one formula: its parts, each without its operands, which follow; names are numbers in order."""
 
-    def __init__(self) -> None:
-        self.tokens: list[Token] = []
-        self.operands: list[str] = []
-        self.slots: dict[str, Slot] = {}
+    def __init__(self, form: Form) -> None:
+        self._numbers: dict[str, str] = {}
+        self.tokens = list(self._of(form))
+        self.names = {number: name for name, number in self._numbers.items()}
 
-    def add(self, form: Form) -> None:
+    def _of(self, form: Form) -> Iterator[Form]:
         match form:
             case Var(name):
-                self.tokens.append(AVar(self._operand(name)))
-            case Literal(value):
-                self.tokens.append(ANumber(value))
-            case Op(op, attributes, args):
-                self.tokens.append(AnOp(op, attributes, len(args)))
+                yield Var(self._number(name))
+            case Literal():
+                yield form
+            case Op(_, _, args):
+                yield dataclasses.replace(form, args=(_OPERAND,) * len(args))
                 for arg in args:
-                    self.add(arg)
+                    yield from self._of(arg)
             case FactorProduct(slot, factors, coefficient, core):
-                taken = None if slot is None else self._slot(slot)
-                self.tokens.append(Factors(taken, tuple((self._operand(name), sign) for name, sign in factors), coefficient))
-                self.add(core)
+                taken = None if slot is None else self._number(slot)
+                named = tuple((self._number(name), sign) for name, sign in factors)
+                yield FactorProduct(taken, named, coefficient, _OPERAND)
+                yield from self._of(core)
             case Slotted(slots, core):
-                self.tokens.append(Steps(tuple(sorted(map(self._slot, slots)))))
-                self.add(core)
+                yield Slotted(tuple(sorted(map(self._number, slots))), _OPERAND)
+                yield from self._of(core)
 
-    def _operand(self, name: str) -> int:
-        if name not in self.operands:
-            self.operands.append(name)
-        return self.operands.index(name)
-
-    def _slot(self, name: str) -> Slot:
-        kind = kind_of(name) or ""
-        return self.slots.setdefault(name, (kind, sum(taken == kind for taken, _ in self.slots.values())))
+    def _number(self, name: str) -> str:
+        """The name of an operand or slot in tokens; that of a slot says its kind, too."""
+        kind = kind_of(name)
+        return self._numbers.setdefault(name, f"{kind or ''}{sum(kind_of(other) == kind for other in self._numbers)}")
 
 
 class Net:
@@ -192,9 +138,7 @@ class Net:
         """Whether one begins with factors or masks."""
 
     def _insert(self, pattern: Pattern, choices: Choices, form: Form) -> None:
-        row = _Row()
-        row.add(form)
-        branch = self.root
+        row, branch = _Row(form), self.root
         for token in row.tokens:
             branch = branch.follow(token)
             branch.names.append(_called(pattern, choices))
@@ -202,5 +146,4 @@ class Net:
             if other.pattern is not pattern and other.pattern.priority == pattern.priority:
                 homes = f"{other.pattern.home} and {pattern.home}"
                 raise OptionError(f"two patterns are the same formula: {homes}; skip one of them or give one a higher priority")
-        slots = {slot: name for name, slot in row.slots.items()}
-        branch.ends.append(Variant(pattern, choices, tuple(row.operands), slots, len(row.tokens)))
+        branch.ends.append(Variant(pattern, choices, row.names, len(row.tokens)))

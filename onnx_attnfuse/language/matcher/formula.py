@@ -49,7 +49,7 @@ class Formula:
         match = None if node is None else Matcher(self._net, facts, facts.opset, _READERS).at(node)
         if match is None or not match.root.axes:
             return None
-        state, axes, names = match.state, refined(match.root.axes), match.variant.operands
+        state, axes, names = match.state, refined(match.root.axes), match.variant.names
         bound = {names[index]: item for index, item in state.operands.items()}
         numbers = {name: item.number for name, item in bound.items() if item.number is not None}
         indexed = {name: item.indexed for name, item in bound.items() if item.indexed is not None}

@@ -10,7 +10,7 @@ import onnx_ir as ir
 from onnx_attnfuse.attention.axes.factors import Axis, leaves
 from onnx_attnfuse.attention.axes.views import IndexedValue
 from onnx_attnfuse.attention.match.steps import ScoreStep, Taken, WeightStep
-from onnx_attnfuse.language.matcher.discrimination_net import NetBranch, Slot, Variant
+from onnx_attnfuse.language.matcher.discrimination_net import NetBranch, Variant
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,8 +49,8 @@ class MatchedGuard:
 class State:
     """Bindings of operands, slots and axes so far; each match step makes a new one."""
 
-    operands: Mapping[int, Bound] = dataclasses.field(default_factory=dict[int, Bound])
-    slots: Mapping[tuple[Slot, ...], FilledSlot] = dataclasses.field(default_factory=dict["tuple[Slot, ...]", FilledSlot])
+    operands: Mapping[str, Bound] = dataclasses.field(default_factory=dict[str, Bound])
+    slots: Mapping[tuple[str, ...], FilledSlot] = dataclasses.field(default_factory=dict[tuple[str, ...], FilledSlot])
     axes: Mapping[int, Axis] = dataclasses.field(default_factory=dict[int, Axis])
     guards: tuple[MatchedGuard, ...] = ()
     nodes: tuple[ir.Node, ...] = ()

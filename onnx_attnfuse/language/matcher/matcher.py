@@ -19,19 +19,10 @@ from onnx_attnfuse.attention.match.contractions import PRODUCTS
 from onnx_attnfuse.attention.match.steps import Readers, Scaled
 from onnx_attnfuse.graph.constants import constant_array
 from onnx_attnfuse.graph.facts import Facts
-from onnx_attnfuse.language.matcher.discrimination_net import (
-    ANumber,
-    AVar,
-    Factors,
-    Net,
-    NetBranch,
-    Slot,
-    Steps,
-    Token,
-    Variant,
-)
+from onnx_attnfuse.language.matcher.discrimination_net import Net, NetBranch, Variant
 from onnx_attnfuse.language.matcher.match_state import Bound, FilledSlot, Goal, Match, MatchedGuard, State, Trace
 from onnx_attnfuse.language.matcher.operands import OperandGoals, Traversal, factors_of, is_close
+from onnx_attnfuse.language.normal_form import FactorProduct, Form, Literal, Slotted, Var, kind_of
 
 _MOVING = frozenset(["also", "scores"])
 """The attributes of a step that give its place and not its effect."""
@@ -92,20 +83,20 @@ class Matcher:
         if branch.ops:
             yield from self._operators(branch, goal, state)
 
-    def _other(self, token: Token, goal: Goal, state: State) -> Iterator[tuple[tuple[Goal, ...], State]]:
+    def _other(self, token: Form, goal: Goal, state: State) -> Iterator[tuple[tuple[Goal, ...], State]]:
         match token:
-            case AVar(index):
-                yield from (((), after) for after in self._bind(index, goal, state))
-            case ANumber(value):
+            case Var(name):
+                yield from (((), after) for after in self._bind(name, goal, state))
+            case Literal(value):
                 number = self._facts.number(goal.indexed.value)
                 if number is not None and is_close(number, value, self._facts.dtype(goal.indexed.value)):
                     yield (), state
-            case Steps(slots):
-                for indexed, steps, nodes in self._ascent.steps(goal.indexed, {kind for kind, _ in slots}):
+            case Slotted(slots):
+                for indexed, steps, nodes in self._ascent.steps(goal.indexed, set(map(kind_of, slots))):
                     after = self._fill(slots, FilledSlot(steps=steps, row=goal.row, column=goal.column), state)
                     if after is not None:
                         yield (dataclasses.replace(goal, indexed=indexed),), after.through(*nodes)
-            case Factors():
+            case FactorProduct():
                 for indexed, filled, nodes in self._ascent.factors(
                     goal.indexed, len(token.factors) if token.slot is None else None
                 ):
@@ -114,14 +105,14 @@ class Matcher:
             case _:
                 pass
 
-    def _bind(self, index: int, goal: Goal, state: State) -> Iterator[State]:
-        indexed, known = goal.indexed, state.operands.get(index)
+    def _bind(self, name: str, goal: Goal, state: State) -> Iterator[State]:
+        indexed, known = goal.indexed, state.operands.get(name)
         if known is not None:
             if self._same(known, indexed) and state.agree(known.column, goal.column):
                 yield state
             return
         bound = Bound(indexed, goal.row, goal.column, self._facts.number(indexed.value))
-        yield dataclasses.replace(state, operands={**state.operands, index: bound})
+        yield dataclasses.replace(state, operands={**state.operands, name: bound})
 
     def _same(self, known: Bound, indexed: IndexedValue) -> bool:
         if known.number is not None:
@@ -132,7 +123,7 @@ class Matcher:
         pairs = (known.indexed, indexed), (self._ascent.stripped(known.indexed), self._ascent.stripped(indexed))
         return any(one.value is other.value and refined(one.axes) == refined(other.axes) for one, other in pairs)
 
-    def _fill(self, slots: tuple[Slot, ...], filled: FilledSlot, state: State) -> State | None:
+    def _fill(self, slots: tuple[str, ...], filled: FilledSlot, state: State) -> State | None:
         known = state.slots.get(slots)
         if known is not None:
             return state if self._key(known) == self._key(filled) and state.agree(known.column, filled.column) else None
@@ -160,14 +151,14 @@ class Matcher:
         array = constant_array(item) if isinstance(item, ir.Value) else None
         return item if array is None else (str(array.dtype), array.shape, array.tobytes())
 
-    def _solve(self, token: Factors, filled: FilledSlot, goal: Goal, state: State) -> Iterator[State]:
+    def _solve(self, token: FactorProduct, filled: FilledSlot, goal: Goal, state: State) -> Iterator[State]:
         """Binds the operands of a product to numbers and values of the graph, in each order; the slot takes the rest."""
         number, values = filled.number / token.coefficient, list(filled.values)
-        open_factors: list[tuple[int, int]] = []
-        for index, sign in token.factors:
-            known = state.operands.get(index)
+        open_factors: list[tuple[str, int]] = []
+        for name, sign in token.factors:
+            known = state.operands.get(name)
             if known is None:
-                open_factors.append((index, sign))
+                open_factors.append((name, sign))
             elif known.number is not None:
                 number /= known.number**sign
             else:
@@ -183,18 +174,18 @@ class Matcher:
                 yield after
 
     def _solved(
-        self, token: Factors, open_factors: Sequence[tuple[int, int]], filled: FilledSlot, goal: Goal, state: State
+        self, token: FactorProduct, open_factors: Sequence[tuple[str, int]], filled: FilledSlot, goal: Goal, state: State
     ) -> State | None:
         """The open operands bound to the values in their order, then to the number; None if they do not fit."""
         number, values, operands = filled.number, list(filled.values), dict(state.operands)
-        for index, sign in open_factors:
+        for name, sign in open_factors:
             if values:
                 place = next((at for at, (_, other) in enumerate(values) if other == sign), None)
                 if place is None:
                     return None
-                operands[index] = Bound(values.pop(place)[0], goal.row, goal.column)
+                operands[name] = Bound(values.pop(place)[0], goal.row, goal.column)
             else:
-                operands[index] = Bound(None, goal.row, goal.column, number**sign)
+                operands[name] = Bound(None, goal.row, goal.column, number**sign)
                 number = 1.0
         state = dataclasses.replace(state, operands=operands)
         if token.slot is not None:
@@ -210,7 +201,7 @@ class Matcher:
                 continue
             opened = dataclasses.replace(goal, indexed=indexed)
             for name in self._operands.names(node):
-                for token, further in branch.ops.get(name, ()):
+                for token, further in branch.ops.get(name, {}).items():
                     if guards and name != "Softmax":
                         continue
                     for inner, found in self._operands.goals(token, node, opened, state):

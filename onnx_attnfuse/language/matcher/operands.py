@@ -33,9 +33,8 @@ from onnx_attnfuse.attention.match.steps import (
 from onnx_attnfuse.graph.constants import attribute, is_standard
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.rules.reading import axes_of, softmax_axis
-from onnx_attnfuse.language.matcher.discrimination_net import AnOp
 from onnx_attnfuse.language.matcher.match_state import FilledSlot, Goal, State
-from onnx_attnfuse.language.normal_form import COMMUTATIVE, REDUCTIONS
+from onnx_attnfuse.language.normal_form import COMMUTATIVE, REDUCTIONS, Op
 
 _TOLERANCE = 1e-5
 """How far a number in a graph may be from the one in a formula: exporters round to float32."""
@@ -43,7 +42,7 @@ _COARSE: Mapping[ir.DataType | None, float] = {ir.DataType.FLOAT16: 1e-3, ir.Dat
 """The same in half precision, where two numbers may be rounded."""
 _REDUCING = frozenset(["ReduceMax", "ReduceMean", "ReduceSum"]) | REDUCTIONS
 _MAX_VIEW_CHAIN = 24
-_OF_KIND: Mapping[str, tuple[type, ...]] = {"scale": (Scaled, Negated), "mask": (Added, Replaced, Floored, Shifted)}
+_OF_KIND: Mapping[str | None, tuple[type, ...]] = {"scale": (Scaled, Negated), "mask": (Added, Replaced, Floored, Shifted)}
 
 
 class OperandGoals:
@@ -83,7 +82,7 @@ class OperandGoals:
                 return dividend, made
         return None
 
-    def goals(self, token: AnOp, node: ir.Node, goal: Goal, state: State) -> Iterator[tuple[tuple[Goal, ...], State]]:
+    def goals(self, token: Op, node: ir.Node, goal: Goal, state: State) -> Iterator[tuple[tuple[Goal, ...], State]]:
         """The ways in which a node is the operator of a formula, each as goals for its operands."""
         if token.op == "MatMul":
             yield from self._product(node, goal, state)
@@ -102,11 +101,11 @@ class OperandGoals:
             yield from self._elementwise(token, (dividend, made.inputs[-1]), goal, state.through(made))
         elif token.op == "Mul" and self._is_square(node):
             yield from self._elementwise(token, (node.inputs[0], node.inputs[0]), goal, state)
-        elif len([value for value in node.inputs if value is not None]) == token.count:
+        elif len([value for value in node.inputs if value is not None]) == len(token.args):
             yield from self._elementwise(token, node.inputs, goal, state)
 
     def _elementwise(
-        self, token: AnOp, inputs: Sequence[ir.Value | None], goal: Goal, state: State
+        self, token: Op, inputs: Sequence[ir.Value | None], goal: Goal, state: State
     ) -> Iterator[tuple[tuple[Goal, ...], State]]:
         goals: list[Goal] = []
         for value in inputs:
@@ -255,7 +254,7 @@ class Traversal:
         return indexed
 
     def steps(
-        self, indexed: IndexedValue, kinds: set[str]
+        self, indexed: IndexedValue, kinds: set[str | None]
     ) -> Iterator[tuple[IndexedValue, tuple[Taken[ScoreStep], ...], tuple[ir.Node, ...]]]:
         """Values before runs of steps of some kinds, with these steps in graph order: no step, one, two, ...; each value once."""
         pending: list[tuple[IndexedValue, tuple[Taken[ScoreStep], ...], tuple[ir.Node, ...]]] = [(indexed, (), ())]

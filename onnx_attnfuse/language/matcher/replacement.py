@@ -75,10 +75,10 @@ class _Writer:
         formula = next(
             found for choices, found in variants(meaning, variant.choices) if choices.items() >= variant.choices.items()
         )
-        operands = {variant.operands[index]: self._operand(bound) for index, bound in state.operands.items()}
+        operands = {variant.names[number]: self._operand(bound) for number, bound in state.operands.items()}
         slots: dict[tuple[str, ...], Step] = {}
         for places, filled in state.slots.items():
-            slots[tuple(sorted(variant.slots[place] for place in places))] = self._slot(filled)
+            slots[tuple(sorted(variant.names[number] for number in places))] = self._slot(filled)
         guard = self._guard(state.guards) if state.guards else None
         name = state.softmaxes[0].name if state.softmaxes else None
         emitter = ExpressionEmitter(
