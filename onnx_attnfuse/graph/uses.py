@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
 from typing import TypeGuard, TypeVar
 
 import onnx_ir as ir
 
 from onnx_attnfuse.graph.constants import is_standard, reads, subgraphs
 from onnx_attnfuse.graph.ops import ASKS_SHAPE, CASTS, REARRANGES
+from onnx_attnfuse.reasons import Refused
 
 _VIEWS = REARRANGES | CASTS
 _Item = TypeVar("_Item", bound=Hashable)
@@ -61,6 +62,21 @@ def is_copy(node: ir.Node) -> bool:
 def viewers(value: ir.Value) -> list[ir.Node]:
     """The nodes that look at the elements of a value; not those that ask for its shape, themselves or through views."""
     return [node for node, _ in value.uses() if not _asks_for_shape(node)]
+
+
+def check_inner_uses(nodes: Collection[ir.Node], result: ir.Value) -> None:
+    """Checks that nothing but some nodes looks at the values that they give, apart from their result.
+
+    Raises:
+        Refused: Something else does.
+    """
+    inside, inner = set(nodes), [(node, value) for node in nodes for value in node.outputs if value is not result]
+    for node, value in inner:
+        outside = next((f"also used by {user.op_type} '{user.name}'" for user in viewers(value) if user not in inside), None)
+        if value.is_graph_output() or outside is not None:
+            why = "an output of the graph" if value.is_graph_output() else outside
+            remedy = "--keep-outputs computes it a second time"
+            raise Refused("inner-value-used", f"the intermediate value '{value.name}' is {why}; {remedy}", node.name)
 
 
 def reads_input(value: ir.Value) -> bool:

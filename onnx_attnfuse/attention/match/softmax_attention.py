@@ -42,10 +42,8 @@ from onnx_attnfuse.graph.dtypes import narrows, type_name
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.sizes import Dim
 from onnx_attnfuse.graph.thresholds import LOWEST_FLOAT32, NEARLY_LOWEST
-from onnx_attnfuse.graph.uses import viewers
+from onnx_attnfuse.graph.uses import check_inner_uses
 from onnx_attnfuse.reasons import Refused
-
-_REMEDY = "--keep-outputs computes it a second time"
 
 
 def read_site(softmax: Softmax, facts: Facts, readers: Readers, keep_outputs: bool = False) -> AttentionSpec:
@@ -126,7 +124,7 @@ def _own_nodes(softmax: Softmax, scores: ScorePath, weights: WeightPath, *, keep
     nodes = tuple(dict.fromkeys((*scores.nodes, *softmax.nodes, *weights.nodes)))
     _check_parameters(nodes)
     if not keep_outputs:
-        _check_inner_uses(nodes, weights)
+        check_inner_uses(nodes, weights.output.value)
     return nodes
 
 
@@ -245,23 +243,6 @@ def _check_parameters(nodes: tuple[ir.Node, ...]) -> None:
         if has_unknown_attribute(node):
             message = "an attribute is a parameter of the function, so its value is unknown"
             raise Refused("attribute-parameter", message, node.name)
-
-
-def _check_inner_uses(nodes: tuple[ir.Node, ...], weights: WeightPath) -> None:
-    inside = set(nodes)
-    for node in nodes:
-        for value in node.outputs:
-            if value is weights.output.value:
-                continue
-            outside = [user for user in viewers(value) if user not in inside]
-            if value.is_graph_output():
-                message = f"the intermediate value '{value.name}' is an output of the graph; {_REMEDY}"
-                raise Refused("inner-value-used", message, node.name)
-            if outside:
-                message = (
-                    f"the intermediate value '{value.name}' is also used by {outside[0].op_type} '{outside[0].name}'; {_REMEDY}"
-                )
-                raise Refused("inner-value-used", message, node.name)
 
 
 def _row_rules(weights: WeightPath, key_axis: Axis, reader: Reader, mask: Mask) -> tuple[RowRule, ...]:

@@ -10,7 +10,6 @@ import dataclasses
 import functools
 import inspect
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import onnx_ir as ir
@@ -22,7 +21,7 @@ from onnx_attnfuse.errors import OptionError
 from onnx_attnfuse.fusion.pattern_rewrites.undoable_rewrite import NewNodes, PatternRewriter
 from onnx_attnfuse.graph.constants import attribute, is_constant, is_standard
 from onnx_attnfuse.graph.sweep import sweep
-from onnx_attnfuse.graph.uses import label, producer_of, viewers
+from onnx_attnfuse.graph.uses import check_inner_uses, label, producer_of
 from onnx_attnfuse.kernels.operators import onnx_attention
 from onnx_attnfuse.language.decorators import Operator
 from onnx_attnfuse.language.expression import Tensor, variable
@@ -257,22 +256,6 @@ def _meant(match: Match, rewriter: PatternRewriter) -> NewNodes:
         Refused: An inner value is used elsewhere, or it cannot be written.
     """
     if not rewriter.keep_outputs:
-        for reason in _outside(match):
-            raise reason
+        check_inner_uses(match.state.nodes, match.root.value)
     written = write(match, rewriter.graph.builder)
     return NewNodes(written.new, written.softmaxes, written.frontier, replaced=len(set(match.state.nodes)))
-
-
-def _outside(match: Match) -> Iterator[Refused]:
-    """Inner values that are used elsewhere, so that their producers would stay."""
-    inside = set(match.state.nodes)
-    for node in match.state.nodes:
-        for value in node.outputs:
-            if value is match.root.value:
-                continue
-            if value.is_graph_output():
-                yield Refused("inner-value-used", f"the intermediate value '{value.name}' is an output of the graph", node.name)
-            for user in viewers(value):
-                if user not in inside:
-                    message = f"the intermediate value '{value.name}' is also used by {user.op_type} '{user.name}'"
-                    yield Refused("inner-value-used", message, node.name)
