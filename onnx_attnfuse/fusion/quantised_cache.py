@@ -21,6 +21,7 @@ import onnx_ir as ir
 from onnx_attnfuse.containment import Subject, contained
 from onnx_attnfuse.errors import ModelError, OptionError
 from onnx_attnfuse.fusion.shared_cache.decoder import SharedCache
+from onnx_attnfuse.graph.build import new_weight
 from onnx_attnfuse.graph.constants import attribute
 from onnx_attnfuse.graph.dtypes import HALVES
 from onnx_attnfuse.graph.facts import Facts
@@ -177,14 +178,10 @@ def _apply(model: ir.Model, decoder: ServedDecoder, form: CacheFormat, scales: S
 
 
 def _weight(graph: ir.Graph, name: str, scale: npt.NDArray[np.float32]) -> ir.Value:
-    """A new weight."""
     taken = {value.name for value in (*graph.inputs, *graph.initializers.values())}
     while name in taken:
         name += "_"
-    tensor = ir.tensor(scale, name=name)
-    value = ir.Value(name=name, const_value=tensor, shape=ir.Shape(scale.shape), type=ir.TensorType(tensor.dtype))
-    graph.register_initializer(value)
-    return value
+    return new_weight(graph, name, ir.tensor(scale, name=name))
 
 
 def _judged(source: ir.Model, trial: ir.Model, record: QuantisedCache, verifier: Verifier, widen: Widen) -> QuantisedCache:

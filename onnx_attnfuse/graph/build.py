@@ -46,6 +46,14 @@ def _rounding(number: float, dtype: ir.DataType) -> float:
     return abs(float(np.asarray(number).astype(dtype.numpy())) / number - 1)
 
 
+def new_weight(graph: ir.Graph, name: str, tensor: ir.TensorProtocol) -> ir.Value:
+    """A new initializer."""
+    shape, kind = ir.Shape(tensor.shape.numpy()), ir.TensorType(tensor.dtype)
+    value = ir.Value(name=name, shape=shape, type=kind, const_value=tensor)
+    graph.register_initializer(value)
+    return value
+
+
 def builder_for(scope: Scope, names: set[str], opset: int = 0) -> Builder:
     """A builder of the graph of a scope, whose opset is at least `opset`."""
     return Builder(scope.graph, scope.facts, max(scope.opset, opset), names, is_function=scope.is_function)
@@ -149,8 +157,8 @@ class Builder:
         name = self.name(hint)
         tensor = ir.tensor(content, name=name)
         if not self.is_function:
-            value = ir.Value(name=name, shape=ir.Shape(content.shape), type=ir.TensorType(tensor.dtype), const_value=tensor)
-            self._register(value)
+            value = new_weight(self.graph, name, tensor)
+            self.constants.append(value)
         else:
             assert self.anchor is not None
             node = ir.node("Constant", [], {"value": tensor}, name=name)
@@ -165,12 +173,9 @@ class Builder:
     def _keep(self, value: ir.Value) -> ir.Value:
         """A constant that was swept away with an undone site comes back."""
         if value.producer() is None and value.name not in self.graph.initializers:
-            self._register(value)
+            self.graph.register_initializer(value)
+            self.constants.append(value)
         return value
-
-    def _register(self, value: ir.Value) -> None:
-        self.graph.register_initializer(value)
-        self.constants.append(value)
 
     def scalar(self, number: float, dtype: ir.DataType | None) -> ir.Value:
         """A rank-0 constant of element type `dtype` (float32 if unknown); numbers that overflow it become its largest."""

@@ -15,7 +15,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnx_attnfuse.errors import ModelError
-from onnx_attnfuse.graph.build import Builder
+from onnx_attnfuse.graph.build import Builder, new_weight
 from onnx_attnfuse.graph.constants import Array, attribute, constant_array, constant_tensor, read_tensor
 from onnx_attnfuse.graph.sweep import sweep
 from onnx_attnfuse.graph.tensors import Computed
@@ -50,11 +50,9 @@ def fold(values: Iterable[ir.Value], builder: Builder, hint: str) -> int:
             continue  # a constant has a shape, and this one's is computed at run time
         sources: dict[int, ir.TensorProtocol] = {}
         read = _reading(value, sources)
-        shape = ir.Shape(lengths)
         name = builder.name(hint)
-        tensor = Computed(lambda read=read: read({}), tuple(sources.values()), dtype, shape, name)
-        folded = ir.Value(name=name, shape=shape, type=ir.TensorType(dtype), const_value=tensor)
-        graph.register_initializer(folded)
+        tensor = Computed(lambda read=read: read({}), tuple(sources.values()), dtype, ir.Shape(lengths), name)
+        folded = new_weight(graph, name, tensor)
         builder.facts.copy(value, folded)
         value.replace_all_uses_with(folded)
         sweep([value])

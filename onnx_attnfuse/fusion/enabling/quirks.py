@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import onnx_ir as ir
 
@@ -12,6 +13,7 @@ from onnx_attnfuse.graph.constants import attribute, is_standard
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.facts_view import Dims
 from onnx_attnfuse.graph.ops import CASTS, REARRANGES
+from onnx_attnfuse.graph.uses import reached
 
 _NORMS = frozenset(["LayerNormalization", "RMSNormalization"])
 _REACHES = REARRANGES | CASTS | {"Add", "Sub", "Mul", "MatMul", "Gemm"}
@@ -76,13 +78,8 @@ def _is_table(dims: Dims | None, whole: Dims) -> bool:
 
 def _reaches_norm(node: ir.Node) -> bool:
     """Whether a normalization reads a node's result, by way of sums, products and views only."""
-    left, seen = [node], {node}
-    while left:
-        for value in left.pop().outputs:
-            for reader in {use.node for use in value.uses()} - seen:
-                if is_standard(reader, *_NORMS):
-                    return True
-                if is_standard(reader, *_REACHES):
-                    seen.add(reader)
-                    left.append(reader)
-    return False
+
+    def after(value: ir.Value) -> Iterator[ir.Value]:
+        return (output for reader, _ in value.uses() if is_standard(reader, *_REACHES) for output in reader.outputs)
+
+    return any(is_standard(reader, *_NORMS) for value in reached(node.outputs, after) for reader, _ in value.uses())

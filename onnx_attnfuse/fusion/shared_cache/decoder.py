@@ -19,6 +19,7 @@ from onnx_attnfuse.attention.match.candidates import Candidate
 from onnx_attnfuse.graph.constants import all_nodes, is_standard, subgraphs
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.ops import RESHAPES, is_attention
+from onnx_attnfuse.graph.sweep import sweep
 from onnx_attnfuse.graph.uses import before, is_fed, label
 from onnx_attnfuse.reasons import Reason
 from onnx_attnfuse.report.model import SiteReport
@@ -76,7 +77,7 @@ def with_past(model: ir.Model) -> tuple[ir.Model, Merged] | None:
     node, flag, value = chosen
     dims = () if flag.shape is None else tuple(flag.shape)
     _put_in_place(node, node.attributes["then_branch" if value else "else_branch"].as_graph(), alone.graph)
-    _drop_unread(alone.graph, flag)
+    alone.graph.inputs.remove(flag)
     _name_lengths_of_masks(alone.graph)
     return alone, Merged(model, DecoderBranch(flag.name or "", value, len(dims)))
 
@@ -110,7 +111,7 @@ def _inputs(branch: ir.Graph) -> set[ir.Value]:
 
 
 def _put_in_place(node: ir.Node, branch: ir.Graph, graph: ir.Graph) -> None:
-    """Puts the nodes of a branch in the place of the `If`."""
+    """Puts the nodes of a branch in the place of the `If`, which goes with all that it and the other branch alone needed."""
     results = list(branch.outputs)
     branch.outputs.clear()
     for name, value in list(branch.initializers.items()):
@@ -130,7 +131,7 @@ def _put_in_place(node: ir.Node, branch: ir.Graph, graph: ir.Graph) -> None:
         old.replace_all_uses_with(new, replace_graph_outputs=True)
         if is_output:
             old.name, new.name = None, name
-    graph.remove(node, safe=True)
+    sweep(node.outputs)
 
 
 def _name_lengths_of_masks(graph: ir.Graph) -> None:
@@ -139,16 +140,6 @@ def _name_lengths_of_masks(graph: ir.Graph) -> None:
         value = next(item for item in graph.inputs if item.name == name)
         if kind.name == "mask" and value.shape is not None and not isinstance(value.shape[-1], int):
             value.shape = ir.Shape([*value.shape[:-1], f"{name}_length"])
-
-
-def _drop_unread(graph: ir.Graph, flag: ir.Value) -> None:
-    """Removes nodes that only the other branch and the condition needed."""
-    for node in reversed(list(graph)):
-        if not any(value.uses() or value.is_graph_output() for value in node.outputs) and not subgraphs(node):
-            graph.remove(node, safe=True)
-    for name in [name for name, value in graph.initializers.items() if not value.uses() and not value.is_graph_output()]:
-        del graph.initializers[name]
-    graph.inputs[:] = [value for value in graph.inputs if value is not flag]
 
 
 @dataclasses.dataclass(frozen=True)

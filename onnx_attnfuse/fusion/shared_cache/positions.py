@@ -14,7 +14,6 @@ from collections.abc import Iterator
 from typing import TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 import onnx_ir as ir
 
 from onnx_attnfuse.attention.axes.factors import Axis, Factor, leaves, length, refined
@@ -25,7 +24,7 @@ from onnx_attnfuse.certify.terms import Term
 from onnx_attnfuse.fusion.packing.tokens import Tokens
 from onnx_attnfuse.fusion.packing.tokenwise import read_step
 from onnx_attnfuse.graph.along import Marks, others
-from onnx_attnfuse.graph.build import Builder
+from onnx_attnfuse.graph.build import Builder, new_weight
 from onnx_attnfuse.graph.constants import attribute, constant_tensor, is_standard
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.ops import ASKS_SHAPE, CASTS, REARRANGES, REPEATS, SLICES
@@ -241,7 +240,7 @@ def lengthen(model: ir.Model, name: str, positions: int) -> None:
     node = next(item for item in model.graph if item.outputs[0].name == name)
     if positions <= LEAST_ROWS:
         return
-    node.replace_input_with(1, _constant(model.graph, f"{name}_end", np.asarray(positions)))
+    node.replace_input_with(1, new_weight(model.graph, f"{name}_end", ir.tensor(np.asarray(positions))))
     pending = [node.outputs[0]]
     for value in pending:
         if value.shape is not None:
@@ -250,15 +249,8 @@ def lengthen(model: ir.Model, name: str, positions: int) -> None:
             shape = constant_tensor(user.inputs[1]) if is_standard(user, "Reshape") else None
             if shape is not None:
                 longer = np.concatenate([[positions], shape.numpy()[1:]])
-                user.replace_input_with(1, _constant(model.graph, f"{user.outputs[0].name}_shape", longer))
+                user.replace_input_with(1, new_weight(model.graph, f"{user.outputs[0].name}_shape", ir.tensor(longer)))
             pending += [output for output in user.outputs if output not in pending]
-
-
-def _constant(graph: ir.Graph, name: str, array: npt.NDArray[np.int64]) -> ir.Value:
-    """A new weight."""
-    value = ir.Value(name=name, const_value=ir.tensor(array, name=name), shape=ir.Shape(array.shape), type=ir.TensorType(_INT))
-    graph.register_initializer(value)
-    return value
 
 
 def _along(table: Table, batch: Axis) -> tuple[Axis, Axis] | None:
