@@ -150,9 +150,9 @@ class Buffered:
     """How many positions there are, a scalar int32."""
     rows: Dim
     """The number of positions as a size that a table is to have."""
-    is_rearranged: bool
+    is_rearranged: bool = False
     """New tokens are brought into another order in each entry."""
-    places: Places
+    places: Places = Places()
     """The order of a bias."""
     counts: ir.Value | None = None
     """How many rows are new in each entry, (b) int32; None: on top of cached ones several are taken for one entry only."""

@@ -18,7 +18,7 @@ from onnx_attnfuse.bodies.fused_node import FusedNode
 from onnx_attnfuse.bodies.onnx_attention import WINDOWS
 from onnx_attnfuse.containment import FAILED, Subject, contained
 from onnx_attnfuse.errors import OptionError
-from onnx_attnfuse.fusion.pattern_rewrites.undoable_rewrite import NewNodes, PatternRewriter
+from onnx_attnfuse.fusion.pattern_rewrites.undoable_rewrite import PatternRewriter
 from onnx_attnfuse.graph.constants import attribute, is_constant, is_standard
 from onnx_attnfuse.graph.sweep import sweep
 from onnx_attnfuse.graph.uses import check_inner_uses, label, producer_of
@@ -28,7 +28,7 @@ from onnx_attnfuse.language.expression import Tensor, variable
 from onnx_attnfuse.language.matcher.expression_emitter import ExpressionEmitter, Given
 from onnx_attnfuse.language.matcher.match_state import Match, Trace
 from onnx_attnfuse.language.matcher.matcher import Matcher
-from onnx_attnfuse.language.matcher.replacement import write
+from onnx_attnfuse.language.matcher.replacement import Replacement, write
 from onnx_attnfuse.language.normal_form import plain
 from onnx_attnfuse.language.registry.registry import GraphRule
 from onnx_attnfuse.reasons import Reason, Refused
@@ -129,7 +129,7 @@ def write_operators(rewriter: PatternRewriter) -> None:
         learning |= tried.hit
 
 
-def _defined(node: ir.Node, definition: Operator, rewriter: PatternRewriter) -> NewNodes:
+def _defined(node: ir.Node, definition: Operator, rewriter: PatternRewriter) -> Replacement:
     """The definition of a custom operator as nodes; without a reference the definition is believed.
 
     Raises:
@@ -148,7 +148,7 @@ def _defined(node: ir.Node, definition: Operator, rewriter: PatternRewriter) -> 
     if dtype is not None and dtype.is_floating_point() and emitter.dtype(new) != ir.DataType.BOOL:
         new = rewriter.graph.builder.cast(new, dtype)
     rewriter.graph.scope.facts.copy(new, node.outputs[0])
-    return NewNodes(new, tuple(emitter.softmaxes), given, judged=definition.reference is not None)
+    return Replacement(new, tuple(emitter.softmaxes), given, judged=definition.reference is not None)
 
 
 def _formula_of(node: ir.Node, definition: Operator) -> Tensor:
@@ -189,7 +189,7 @@ def write_windows(rewriter: PatternRewriter) -> None:
             rewriter.refused[label(node)] = rewriter.spoken.pop(label(node))
 
 
-def _decomposed(node: ir.Node, rewriter: PatternRewriter) -> NewNodes:
+def _decomposed(node: ir.Node, rewriter: PatternRewriter) -> Replacement:
     """The attention in operators of the standard.
 
     Raises:
@@ -204,7 +204,7 @@ def _decomposed(node: ir.Node, rewriter: PatternRewriter) -> NewNodes:
     assert new is not None
     sweep([value for value in others if value is not None and value.producer() not in before])
     softmaxes = [made for made in graph if made not in before and is_standard(made, "Softmax")]
-    return NewNodes(new, tuple(softmaxes), answer.frontier)
+    return Replacement(new, tuple(softmaxes), answer.frontier)
 
 
 _LOOKING = Subject("looking for patterns")
@@ -249,7 +249,7 @@ def write_formulas(rewriter: PatternRewriter, trace: Trace | None = None) -> Non
                 tried.hit = rewriter.attempt(end, pattern.name, make, softmaxes, taken)
 
 
-def _meant(match: Match, rewriter: PatternRewriter) -> NewNodes:
+def _meant(match: Match, rewriter: PatternRewriter) -> Replacement:
     """The meaning of a matched formula as nodes.
 
     Raises:
@@ -257,5 +257,4 @@ def _meant(match: Match, rewriter: PatternRewriter) -> NewNodes:
     """
     if not rewriter.keep_outputs:
         check_inner_uses(match.state.nodes, match.root.value)
-    written = write(match, rewriter.graph.builder)
-    return NewNodes(written.new, written.softmaxes, written.frontier, replaced=len(set(match.state.nodes)))
+    return write(match, rewriter.graph.builder)

@@ -19,6 +19,7 @@ from onnx_attnfuse.containment import FAILED, Subject, failed
 from onnx_attnfuse.graph.edit import put_back
 from onnx_attnfuse.graph.sweep import Detached, detach, sweep
 from onnx_attnfuse.graph.uses import label
+from onnx_attnfuse.language.matcher.replacement import Replacement
 from onnx_attnfuse.language.registry.registry import Catalogue
 from onnx_attnfuse.reasons import Reason, Refused
 from onnx_attnfuse.report.model import SiteReport
@@ -107,20 +108,6 @@ class PatternStatistics:
 
 
 @dataclasses.dataclass(frozen=True)
-class NewNodes:
-    """Nodes that a rewrite built beside the old ones."""
-
-    new: ir.Value
-    softmaxes: tuple[ir.Node, ...]
-    frontier: Sequence[ir.Value]
-    """The values that the old and the new nodes are both computed from."""
-    judged: bool = True
-    """Whether there is anything to hold them against."""
-    replaced: int = 0
-    """The number of nodes that they replace; 0 where it does not matter."""
-
-
-@dataclasses.dataclass(frozen=True)
 class UndoableRewrite:
     """One rewrite that was connected, with all that is needed to undo it."""
 
@@ -169,7 +156,12 @@ class PatternRewriter:
     """Patterns that merely name sites fused anyway, by the name of the Softmax."""
 
     def attempt(
-        self, node: ir.Node, name: str, make: Callable[[], NewNodes], softmaxes: Sequence[ir.Node] = (), taken: str | None = None
+        self,
+        node: ir.Node,
+        name: str,
+        make: Callable[[], Replacement],
+        softmaxes: Sequence[ir.Node] = (),
+        taken: str | None = None,
     ) -> bool:
         """Writes one place anew; the reason against it is noted.
 

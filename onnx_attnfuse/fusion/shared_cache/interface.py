@@ -288,6 +288,6 @@ def finish_interface(
         present_keys=present_keys,
         present_values=present_values,
         mask_ends_anywhere=mask is not None and lengths.ends_anywhere(mask),
-        takes_chunks=lengths.counts is not None,
+        takes_chunks=lengths.buffered.counts is not None,
         others=tuple(value.name or "" for value in graph.inputs if value.const_value is None and value.name not in known),
     )

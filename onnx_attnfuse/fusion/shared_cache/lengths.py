@@ -28,7 +28,7 @@ from onnx_attnfuse.graph.sizes import Dim, Size
 from onnx_attnfuse.graph.sweep import sweep
 from onnx_attnfuse.graph.uses import is_copy, label, sources, viewers
 from onnx_attnfuse.reasons import Refused
-from onnx_attnfuse.targets.group_query_attention import Evicting
+from onnx_attnfuse.targets.group_query_attention import Buffered, Evicting
 from onnx_attnfuse.verify.decoder_feeds import FilledSource
 
 _INT, _SMALL = ir.DataType.INT64, ir.DataType.INT32
@@ -46,16 +46,8 @@ class Lengths:
     """The mask of the past, (b, past)."""
     new: ir.Value
     """The mask of the new positions, ones and zeros, (b, s) int32."""
-    last: ir.Value
-    """The place of the last key in the buffer for every entry, the new ones all counted, (b) int32."""
-    total: ir.Value
-    """How long past and new positions are together, a scalar int32."""
-    counts: ir.Value | None
-    """How many positions are new in each entry, (b) int32; None: nobody asks."""
-    evicting: Evicting | None
-    """What an operator whose buffer keeps no more than a window takes; None: there is none."""
-    rows: Dim
-    """The length of past and new positions as a size."""
+    buffered: Buffered
+    """What an operator takes; it counts new positions in each entry where somebody asks."""
     readers: frozenset[ir.Node]
     """The nodes that read the mask for all this."""
     counts_ones: bool
@@ -117,8 +109,8 @@ def read_lengths(
     counts = builder.expand(builder.cast(builder.shape([new]), _SMALL), [batch], [True]) if takes_counts or evicts else None
     evicting = None if counts is None or not evicts else _evicting(builder, real, current, last, counts, padding)
     readers = frozenset(node for node, _ in mask.uses() if node not in others)
-    counts = counts if takes_counts else None
-    return Lengths(earlier, current, last, total, counts, evicting, facts.fresh(kept, 1), readers, counts_ones)
+    buffered = Buffered(last, total, facts.fresh(kept, 1), counts=counts if takes_counts else None, evicting=evicting)
+    return Lengths(earlier, current, buffered, readers, counts_ones)
 
 
 def _evicting(

@@ -305,16 +305,7 @@ class Sharing:
         is_biased = self._is_padded(sites) and any(site.meaning.biases for site in sites)
         columns = buffer_order(builder, lengths.earlier, lengths.new) if is_biased else None
         places = Places(None if compaction is None or columns is None else compaction.order.front, columns)
-        buffered = target.Buffered(
-            lengths.last,
-            lengths.total,
-            lengths.rows,
-            is_rearranged,
-            places,
-            lengths.counts,
-            evicting=lengths.evicting,
-            rotates=not self.is_paged,
-        )
+        buffered = dataclasses.replace(lengths.buffered, is_rearranged=is_rearranged, places=places, rotates=not self.is_paged)
         order = NodeOrder(graph)
         has_tables = "position-tables" in provider.pays and "indices-in-range" in builder.facts.assumed.names
         tables = PositionTables(builder) if has_tables and self.context_length is not None and not self.is_paged else None

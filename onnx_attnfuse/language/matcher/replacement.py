@@ -39,11 +39,14 @@ from onnx_attnfuse.reasons import Refused
 class Replacement:
     """New nodes beside old ones."""
 
-    old: ir.Value
     new: ir.Value
     softmaxes: tuple[ir.Node, ...]
-    frontier: tuple[ir.Value, ...]
-    """The operands of both."""
+    frontier: Sequence[ir.Value]
+    """The values that the old and the new nodes are both computed from."""
+    judged: bool = True
+    """Whether there is anything to hold them against."""
+    replaced: int = 0
+    """The number of nodes that they replace; 0 where it does not matter."""
 
 
 def write(match: Match, builder: Builder) -> Replacement:
@@ -86,10 +89,9 @@ class _Writer:
         )
         found = IndexedValue(emitter.emit(normal(formula)), self._axes(0, 1))
         result = arrange(self.builder, found, self.match.root.axes)
-        old = self.match.root.value
-        dtype = self.facts.dtype(old)
+        dtype, nodes = self.facts.dtype(self.match.root.value), set(state.nodes)
         result = result if dtype is None else self.builder.cast(result, dtype)
-        return Replacement(old, result, tuple(emitter.softmaxes), tuple(dict.fromkeys(self._stops)))
+        return Replacement(result, tuple(emitter.softmaxes), tuple(dict.fromkeys(self._stops)), replaced=len(nodes))
 
     def _softmax_dtype(self) -> ir.DataType | None:
         types = {self.facts.dtype(node.outputs[0]) for node in self.match.state.softmaxes}

@@ -15,6 +15,7 @@ import onnx_ir as ir
 import onnx_ir.passes.common
 
 from onnx_attnfuse.errors import MissingDependencyError, ModelError, OptionError, VerificationError
+from onnx_attnfuse.graph.build import new_weight
 from onnx_attnfuse.graph.constants import Array, attribute, constant_tensor, is_standard, subgraphs
 from onnx_attnfuse.graph.dtypes import largest
 from onnx_attnfuse.graph.facts import Facts
@@ -327,11 +328,7 @@ class _Place:
     def constant(self, content: ir.TensorProtocol | Array, like: ir.Value | None = None) -> ir.Value:
         """An initializer."""
         tensor = content if isinstance(content, ir.TensorProtocol) else ir.tensor(content)
-        name = self._named(f"{(like or self._value).name}_{tensor.dtype.name.lower()}")
-        shape = ir.Shape(tensor.shape.numpy())
-        value = ir.Value(name=name, shape=shape, type=ir.TensorType(tensor.dtype), const_value=tensor)
-        self._graph.register_initializer(value)
-        return value
+        return new_weight(self._graph, self._named(f"{(like or self._value).name}_{tensor.dtype.name.lower()}"), tensor)
 
     def _named(self, hint: str) -> str:
         name, count = hint, 0

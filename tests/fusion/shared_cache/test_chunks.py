@@ -107,10 +107,10 @@ def test_a_wrong_number_of_new_tokens_is_found(monkeypatch: pytest.MonkeyPatch) 
 
     def wrong(builder: Any, *rest: Any, **options: Any) -> lengths.Lengths:
         found = read(builder, *rest, **options)
-        assert found.counts is not None
+        assert found.buffered.counts is not None
         one = builder.constant(np.asarray(1, np.int32))
-        counts = builder.elementwise("Max", [builder.elementwise("Sub", [found.counts, one]), one])
-        return dataclasses.replace(found, counts=counts)
+        counts = builder.elementwise("Max", [builder.elementwise("Sub", [found.buffered.counts, one]), one])
+        return dataclasses.replace(found, buffered=dataclasses.replace(found.buffered, counts=counts))
 
     monkeypatch.setattr("onnx_attnfuse.fusion.shared_cache.share.read_lengths", wrong)
     result = _shared(decoder())

@@ -200,7 +200,8 @@ def test_what_differs_in_the_loop_is_taken_back(monkeypatch: pytest.MonkeyPatch)
     def shorter(builder: Builder, *given: Any, **named: Any) -> lengths.Lengths:
         found = whole(builder, *given, **named)
         one = builder.constant(np.asarray(1, np.int32))
-        return dataclasses.replace(found, last=builder.elementwise("Sub", [found.last, one], ir.DataType.INT32))
+        last = builder.elementwise("Sub", [found.buffered.last, one], ir.DataType.INT32)
+        return dataclasses.replace(found, buffered=dataclasses.replace(found.buffered, last=last))
 
     monkeypatch.setattr(share, "read_lengths", shorter)
     model = _exported()

@@ -100,9 +100,11 @@ def test_padding_that_enters_a_buffer_is_found(monkeypatch: pytest.MonkeyPatch) 
 
     def wrong(*given: Any, **options: Any) -> lengths.Lengths:
         found = read(*given, **options)
-        assert found.evicting is not None
-        assert found.counts is not None
-        return dataclasses.replace(found, evicting=dataclasses.replace(found.evicting, last=found.last, counts=found.counts))
+        buffered = found.buffered
+        assert buffered.evicting is not None
+        assert buffered.counts is not None
+        evicting = dataclasses.replace(buffered.evicting, last=buffered.last, counts=buffered.counts)
+        return dataclasses.replace(found, buffered=dataclasses.replace(buffered, evicting=evicting))
 
     monkeypatch.setattr("onnx_attnfuse.fusion.shared_cache.share.read_lengths", wrong)
     result = _shared(decoder(seen=WINDOWED))
