@@ -259,10 +259,28 @@ class Builder:
             return self.shape(dims), {"allowzero": 1} if self.opset >= _ALLOWS_ZERO_SINCE else {}
         return self.constant([item if isinstance(item, int) else -1 for item in items]), {}
 
-    def expand(self, value: ir.Value, dims: Sequence[Dim], where: Sequence[bool]) -> ir.Value:
-        """`value` repeated to lengths `dims` along the axes that `where` marks."""
+    def expand(self, value: ir.Value, dims: Sequence[Dim], where: Sequence[bool] | None = None) -> ir.Value:
+        """`value` repeated to lengths `dims` along the axes that `where` marks; by default where it is shorter, or itself."""
+        if where is None:
+            own = (*[None] * (len(dims) - len(dims_of(self, value))), *dims_of(self, value))
+            where = [old is None or not self.facts.same(old, dim) for old, dim in zip(own, dims, strict=True)]
+            if not any(where):
+                return value
         shape = self.shape([dim if marked else 1 for dim, marked in zip(dims, where, strict=True)])
         return self.node("Expand", [value, shape], dims=dims, dtype=self.facts.dtype(value))
+
+    def joined(self, values: Sequence[ir.Value], axis: int) -> ir.Value | None:
+        """Values side by side along an axis, each repeated along others where it has length 1; None if they may not fit."""
+        shapes = [dims_of(self, value) for value in values]
+        axis %= len(shapes[0])
+        wanted = broadcast([(*dims[:axis], 1, *dims[axis + 1 :]) for dims in shapes])
+        whole = list[ir.Value]()
+        for value, dims in zip(values if wanted is not None else (), shapes, strict=False):
+            lengths = [dims[axis] if place == axis else dim for place, dim in enumerate(wanted or ())]
+            if not all(old == 1 or self.facts.same(old, dim) for old, dim in zip(dims, lengths, strict=True)):
+                return None
+            whole.append(self.expand(value, lengths))
+        return self.node("Concat", whole, {"axis": axis}) if len(whole) > 1 else next(iter(whole), None)
 
     def slice(self, value: ir.Value, axis: int, start: int, end: Dim | None, step: int = 1) -> ir.Value:
         """`value[start:end:step]` along one axis; a negative start counts from the end, and None is the end."""

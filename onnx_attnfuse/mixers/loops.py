@@ -239,7 +239,7 @@ class _Whole:
         build, (batch, _, width) = self._builder, dims_of(self._builder, value)
         length = self._turn.length
         if value not in self._moving:
-            return build.expand(value, (batch, length, width), (False, True, False))
+            return build.expand(value, (batch, length, width))
         return build.transpose(build.reshape(self.all(value), (length, batch, width)), (1, 0, 2))
 
     def of_turn(self, every: ir.Value, axis: int = 0) -> ir.Value:
@@ -268,9 +268,7 @@ class _Whole:
         if is_standard(node, "Gather") and node.inputs[1] is self._turn.number and source not in self._moving:
             return self._axis_first(source, attribute(node, "axis", 0))
         if is_standard(node, "Expand") and source in self._moving:
-            own = self._aligned(source, len(dims))
-            where = [one != dim for one, dim in zip(dims_of(build, own), (length, *dims), strict=True)]
-            return build.expand(own, (length, *dims), where)
+            return build.expand(self._aligned(source, len(dims)), (length, *dims))
         axes = along(node, build.facts)
         moving = {place: item for place, item in enumerate(node.inputs) if item is not None and item in self._moving}
         is_picked = node.op_type == "Gather" and 1 in moving

@@ -340,10 +340,8 @@ def _grouped(item: _Factor, heads: int, builder: Builder) -> tuple[ir.Value, int
 def _joined(value: ir.Value, dims: tuple[Dim, int, Dim], builder: Builder) -> ir.Value:
     """A value as (b, 1, n * size), repeated along axes of length 1."""
     batch, heads, size = dims
-    whole = (batch, 1, heads, size)
-    where = [not builder.facts.same(*pair) for pair in zip(dims_of(builder, value), whole, strict=True)]
-    value = builder.expand(value, whole, where) if any(where) else unviewed(value, builder.facts)
-    return builder.reshape(value, (batch, 1, size * heads))
+    found = builder.expand(value, (batch, 1, heads, size))
+    return builder.reshape(unviewed(value, builder.facts) if found is value else found, (batch, 1, size * heads))
 
 
 def _laid(item: _Factor, last: int, builder: Builder) -> ir.Value:

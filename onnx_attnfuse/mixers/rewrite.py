@@ -268,10 +268,7 @@ def _before_repeats(source: ir.Value, axis: int, dims: Dims, builder: Builder) -
     own = builder.facts.dims(source)
     if own is None or len(own) != len(dims) or own[axis] != 1:
         return None
-    where = [
-        place != axis and not builder.facts.same(one, other) for place, (one, other) in enumerate(zip(own, dims, strict=True))
-    ]
-    return builder.expand(source, _with_one(dims, axis), where) if any(where) else source
+    return builder.expand(source, _with_one(dims, axis))
 
 
 def _before_unsqueeze(source: ir.Value, axis: int, dims: Dims, builder: Builder) -> ir.Value | None:

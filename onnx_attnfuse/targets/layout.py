@@ -87,8 +87,7 @@ def cache_layout(spec: AttentionSpec, kv_heads: Axis, columns: Axis, channels: A
 def with_zeros(builder: Builder, value: ir.Value) -> ir.Value:
     """Keys or values (b, t, n·h) with zeros after the last position."""
     dims, dtype = dims_of(builder, value), builder.facts.dtype(value)
-    one = [dims[0], 1, *dims[2:]]
-    zeros = builder.expand(builder.scalar(0.0, dtype), one, [True] * len(one))
+    zeros = builder.expand(builder.scalar(0.0, dtype), [dims[0], 1, *dims[2:]])
     return builder.node("Concat", [value, zeros], {"axis": 1})
 
 

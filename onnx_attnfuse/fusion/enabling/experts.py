@@ -63,7 +63,7 @@ def as_single_experts(node: ir.Node, builder: Builder) -> EnablingChange | None:
     dtype, (experts, _, channels) = facts.dtype(result), layer.first.sizes
     rows = builder.reshape(layer.operand, [dims[0], channels])
     indices = builder.reshape(layer.chosen, [dims[0], 1])
-    zeros = builder.expand(builder.scalar(0.0, dtype), [dims[0], 1], [True, False])
+    zeros = builder.expand(builder.scalar(0.0, dtype), [dims[0], 1])
     mixed = _mixed(rows, _chosen(zeros, indices, (dims[0], experts), builder), layer, 1, builder, f"{node.name}/MoE")
     return EnablingChange(((result, builder.reshape(mixed, wanted)),), (layer.operand, layer.chosen))
 
@@ -189,5 +189,5 @@ def _chosen(best: ir.Value, indices: ir.Value, dims: Dims | None, builder: Build
     dtype = builder.facts.dtype(best)
     assert dims is not None
     assert dtype is not None
-    others = builder.expand(builder.scalar(-largest(dtype), dtype), dims, [True] * len(dims))
+    others = builder.expand(builder.scalar(-largest(dtype), dtype), dims)
     return builder.node("ScatterElements", [others, indices, best], {"axis": 1})

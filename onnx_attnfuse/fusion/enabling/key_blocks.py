@@ -22,7 +22,7 @@ from onnx_attnfuse.fusion.enabling.rule import EnablingChange, only_use
 from onnx_attnfuse.graph.build import Builder, dims_of
 from onnx_attnfuse.graph.constants import attribute, both_ways, is_standard
 from onnx_attnfuse.graph.facts import Facts
-from onnx_attnfuse.graph.facts_view import Dims, broadcast
+from onnx_attnfuse.graph.facts_view import Dims
 from onnx_attnfuse.graph.rules.reading import sorted_parts
 from onnx_attnfuse.graph.scaling import read_scaling
 from onnx_attnfuse.graph.uses import dependents, is_read_once, only_reader, sources, viewers
@@ -128,7 +128,7 @@ def _joined_scores(softmax: Softmax, builder: Builder) -> EnablingChange | None:
         made = None if made is None else builder.times(made, blocks[0].factor)
         if made is not None and any(block.added is not None for block in blocks):
             masks = [mask for row in rows if (mask := _masks(row, builder)) is not None]
-            mask = _joined(masks, builder) if len(masks) == len(rows) else None
+            mask = builder.joined(masks, -2) if len(masks) == len(rows) else None
             made = None if mask is None else builder.elementwise("Add", [made, mask])
         if made is not None:
             ends = dict.fromkeys(value for block in blocks for value in block.ends)
@@ -175,9 +175,9 @@ def _product(rows: Sequence[Sequence[_Block]], builder: Builder) -> ir.Value | N
             builder.pad(part, len(dims_of(builder, part)) - 1, sum(numbers[:place]), sum(numbers[place + 1 :]))
             for place, part in enumerate(parts)
         ]
-    across = [_joined([block.rows for block in row], builder, 1) if is_split else row[0].rows for row in rows]
+    across = [builder.joined([block.rows for block in row], -1) if is_split else row[0].rows for row in rows]
     queries = [query for query in across if query is not None]
-    keys, query = _joined(parts, builder), _joined(queries, builder) if len(queries) == len(rows) else None
+    keys, query = builder.joined(parts, -2), builder.joined(queries, -2) if len(queries) == len(rows) else None
     if keys is None or query is None:
         return None
     rank = len(dims_of(builder, keys))
@@ -191,10 +191,8 @@ def _masks(row: Sequence[_Block], builder: Builder) -> ir.Value | None:
         added = block.added or builder.scalar(0.0, builder.facts.dtype(block.rows))
         dims = dims_of(builder, added)
         mask = builder.reshape(added, [*[1] * (len(block.dims) - len(dims)), *dims])
-        lengths = [*dims_of(builder, mask)[:-2], *block.dims[-2:]]
-        lacks = [not builder.facts.same(*pair) for pair in zip(dims_of(builder, mask), lengths, strict=True)]
-        parts.append(builder.expand(mask, lengths, lacks) if any(lacks) else mask)
-    return _joined(parts, builder, 1)
+        parts.append(builder.expand(mask, [*dims_of(builder, mask)[:-2], *block.dims[-2:]]))
+    return builder.joined(parts, -1)
 
 
 def _joined_values(softmax: Softmax, builder: Builder) -> EnablingChange | None:
@@ -206,7 +204,7 @@ def _joined_values(softmax: Softmax, builder: Builder) -> EnablingChange | None:
         if total is None or [block.rows for block in blocks] != pieces or len(blocks) < 2:
             continue
         builder.at(total)
-        values = _joined([block.laid_out((block.summed, block.column), builder) for block in blocks], builder)
+        values = builder.joined([block.laid_out((block.summed, block.column), builder) for block in blocks], -2)
         if values is None:
             continue
         product = builder.node("MatMul", [weights, values])
@@ -218,23 +216,6 @@ def _blocks(values: Sequence[ir.Value | None], facts: Facts) -> list[_Block]:
     """The products of several blocks; none where one is something else."""
     found = [block for value in values if (block := _Block.read(value, facts)) is not None]
     return found if len(found) == len(values) else []
-
-
-def _joined(parts: Sequence[ir.Value], builder: Builder, back: int = 2) -> ir.Value | None:
-    """Values side by side along an axis, counted from the last one on, each repeated along those that it lacks."""
-    shapes = [dims_of(builder, part) for part in parts]
-    axis = len(shapes[0]) - back
-    wanted = broadcast([(*dims[:axis], 1, *dims[axis + 1 :]) for dims in shapes])
-    if wanted is None:
-        return None
-    whole = list[ir.Value]()
-    for part, dims in zip(parts, shapes, strict=True):
-        lengths = [*wanted[:axis], dims[axis], *wanted[axis + 1 :]]
-        lacks = [not builder.facts.same(*pair) for pair in zip(dims, lengths, strict=True)]
-        if any(dim != 1 for dim, is_short in zip(dims, lacks, strict=True) if is_short):
-            return None
-        whole.append(builder.expand(part, lengths, lacks) if any(lacks) else part)
-    return builder.node("Concat", whole, {"axis": axis}) if len(whole) > 1 else whole[0]
 
 
 def _total(products: Sequence[ir.Value]) -> ir.Node | None:

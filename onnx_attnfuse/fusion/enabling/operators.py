@@ -159,8 +159,7 @@ def _biased(query: ir.Value, bias: Array, emptied: _Emptied | None, builder: Bui
     rows = builder.elementwise("Add", [rows, builder.constant(bias)]) if bias.any() else rows
     if emptied is None:
         return rows
-    dims, known = dims_of(builder, rows), dims_of(builder, emptied.test)
-    test = builder.expand(emptied.test, dims, [old != new for old, new in zip(known, dims, strict=True)])
+    test = builder.expand(emptied.test, dims_of(builder, rows))
     zero, refill = (
         builder.scalar(0.0, builder.facts.dtype(rows)),
         Refill(IndexedValue(test, ()), True, keeps_nan=emptied.keeps_nan),

@@ -56,7 +56,7 @@ def apart_from_norms(node: ir.Node, builder: Builder) -> EnablingChange | None:
     shared = _shared(node, facts)
     if not shared or dims is None or not _reaches_norm(node):
         return None
-    whole = [builder.expand(value, dims, [True] * len(dims)) if value in shared else value for value in operands]
+    whole = [builder.expand(value, dims) if value in shared else value for value in operands]
     return EnablingChange(((result, builder.elementwise(node.op_type, whole)),), tuple(operands))
 
 

@@ -293,7 +293,7 @@ def _copied(nodes: Sequence[ir.Node], product: ir.Value, scores: ir.Value, build
     facts, dtype = builder.facts, builder.facts.dtype(product)
     is_elementwise = all(node.op_type in ELEMENTWISE for node in nodes)
     scalar, dims = builder.scalar(number, dtype), facts.dims(product)
-    made = {product: scalar if is_elementwise or dims is None else builder.expand(scalar, dims, [True] * len(dims))}
+    made = {product: scalar if is_elementwise or dims is None else builder.expand(scalar, dims)}
     for node in nodes:
         inputs = [None if item is None else made.get(item, item) for item in node.inputs]
         copy = builder.node(node.op_type, inputs, attributes(node), domain=node.domain)

@@ -18,7 +18,6 @@ from onnx_attnfuse.graph.constants import attribute, given, is_standard
 from onnx_attnfuse.graph.facts_view import broadcast
 from onnx_attnfuse.graph.ops import ELEMENTWISE, REDUCTIONS
 from onnx_attnfuse.graph.rules.reading import axes_of, int_list
-from onnx_attnfuse.graph.sizes import Dim
 
 
 def with_factor_inside(softmax: Softmax, builder: Builder) -> EnablingChange | None:
@@ -88,8 +87,6 @@ def with_column_joined(softmax: Softmax, builder: Builder) -> EnablingChange | N
     if len(pads) != 2 * rank or columns not in ([axis], [axis + rank]) or pads[columns[0]] != 1 or given(node, 3) is not None:
         return None
     number = given(node, 2) or builder.scalar(0.0, facts.dtype(scores))
-    lengths: list[Dim] = [1 if place == axis else dim for place, dim in enumerate(dims)]
-    sink = builder.expand(number, lengths, [True] * rank)
-    parts = [sink, scores] if columns == [axis] else [scores, sink]
-    joined = builder.node("Concat", parts, {"axis": axis})
-    return EnablingChange(((padded, joined),), (scores,))
+    sink = builder.reshape(number, [1] * rank)
+    joined = builder.joined([sink, scores] if columns == [axis] else [scores, sink], axis)
+    return None if joined is None else EnablingChange(((padded, joined),), (scores,))

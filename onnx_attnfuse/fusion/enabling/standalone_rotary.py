@@ -153,7 +153,7 @@ def widen_caches(graph: GraphContext) -> list[ir.Node]:
             cache = _input(node, place)
             dims = facts.dims(cache)
             assert dims is not None
-            wide = graph.builder.expand(cache, [operand[0], *dims[1:]], [index == 0 for index in range(len(dims))])
+            wide = graph.builder.expand(cache, [operand[0], *dims[1:]])
             node.replace_input_with(place, wide)
     return found
 

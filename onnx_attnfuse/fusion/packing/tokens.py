@@ -98,8 +98,7 @@ def spread(builder: Builder, value: ir.Value, marks: Marks, tokens: Tokens) -> i
         raise Refused("two-layouts", f"'{value.name}' is of unknown shape where tokens are rearranged")
     dims = (*[1] * (len(marks) - len(dims)), *dims)
     wanted = [tokens.size(mark) if mark else dim for mark, dim in zip(marks, dims, strict=True)]
-    where = [dim != size for dim, size in zip(dims, wanted, strict=True)]
-    return builder.expand(builder.reshape(value, dims), wanted, where)
+    return builder.expand(builder.reshape(value, dims), wanted)
 
 
 def through(node: ir.Node, value: ir.Value, marks: Marks, tokens: Tokens) -> Marks | None:
@@ -250,7 +249,7 @@ class UnpadRows(Rows):
         build, dims, dtype = self.builder, dims_of(self.builder, packed), self.builder.facts.dtype(packed)
         assert dtype is not None
         shape = [self.tokens.batch * self.tokens.length, dims[1]]
-        zeros = build.expand(build.constant(np.zeros((1, 1), dtype.numpy()), "attnfuse/zero"), shape, [True, True])
+        zeros = build.expand(build.constant(np.zeros((1, 1), dtype.numpy()), "attnfuse/zero"), shape)
         rows = build.node("ScatterND", [zeros, self._rows, packed])
         return build.reshape(rows, [self.tokens.batch, self.tokens.length, dims[1]])
 

@@ -106,7 +106,7 @@ def read_lengths(
     elif padding == "after":
         counted = builder.elementwise("Max", [counted, _width(builder, current, new, on_host=on_host)])
     last = builder.elementwise("Sub", [counted, builder.constant(np.asarray(1, np.int32))])
-    counts = builder.expand(builder.cast(builder.shape([new]), _SMALL), [batch], [True]) if takes_counts or evicts else None
+    counts = builder.expand(builder.cast(builder.shape([new]), _SMALL), [batch]) if takes_counts or evicts else None
     evicting = None if counts is None or not evicts else _evicting(builder, real, current, last, counts, padding)
     readers = frozenset(node for node, _ in mask.uses() if node not in others)
     buffered = Buffered(last, total, facts.fresh(kept, 1), counts=counts if takes_counts else None, evicting=evicting)

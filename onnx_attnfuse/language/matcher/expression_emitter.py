@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -166,7 +165,7 @@ class ExpressionEmitter:
             scores = self.builder.cast(scores, wide)
         dims, dtype = self.dims(scores), self.dtype(scores)
         if len(form.args) > 1:
-            scores = self._beside(scores, self._typed(self._operand(form.args[1]), dtype))
+            scores = self._joined([scores, self._column(self._typed(self._operand(form.args[1]), dtype), len(dims))])
         weights = self.builder.node(
             "Softmax", [scores], {"axis": -1 if self.builder.opset >= 13 else len(dims) - 1}, dims=self.dims(scores), dtype=dtype,
             hint=self._name,
@@ -195,14 +194,6 @@ class ExpressionEmitter:
         empty = builder.elementwise("Less", [top, builder.scalar(NO_EXPONENTIAL, dtype)], ir.DataType.BOOL)
         return builder.elementwise("Where", [empty, builder.scalar(number, dtype), weights], dtype)
 
-    def _beside(self, scores: ir.Value, column: ir.Value) -> ir.Value:
-        dims = self.dims(scores)
-        full = (*dims[:-1], 1)
-        if self.dims(column) != full:
-            column = self.builder.expand(column, full, [True] * len(full))
-        last, dtype = len(dims) - 1, self.dtype(scores)
-        return self.builder.node("Concat", [scores, column], {"axis": last}, dims=[*dims[:-1], dims[-1] + 1], dtype=dtype)
-
     def _without_last(self, weights: ir.Value, dims: Sequence[Dim]) -> ir.Value:
         bounds = [self.builder.constant([number]) for number in (0, -1, len(dims) - 1)]
         return self.builder.node("Slice", [weights, *bounds], dims=dims, dtype=self.dtype(weights))
@@ -210,18 +201,19 @@ class ExpressionEmitter:
     def concat(self, form: Op) -> ir.Value:
         """Two values side by side; axes that one of them only broadcasts along are repeated."""
         values = [self._matrix(arg) for arg in form.args]
-        common = broadcast([self.dims(value)[:-1] for value in values])
-        if common is None:
-            raise Refused("unknown-rank", "the shapes of concatenated values may not fit")
         wide = max(map(self.dtype, values), key=lambda dtype: _WIDTH.get(dtype, 1))
-        widths: list[Dim] = [self.dims(value)[-1] for value in values]
-        full: list[ir.Value] = []
-        for value, width in zip(values, widths, strict=True):
-            dims, typed = (*common, width), self.builder.cast(value, wide)
-            lacks = [old != new for old, new in zip(self.dims(typed), dims, strict=True)]
-            full.append(self.builder.expand(typed, dims, lacks) if any(lacks) else typed)
-        total = functools.reduce(lambda one, other: one + other, widths)
-        return self.builder.node("Concat", full, {"axis": len(common)}, dims=(*common, total), dtype=wide)
+        return self._joined([self.builder.cast(value, wide) for value in values])
+
+    def _joined(self, values: Sequence[ir.Value]) -> ir.Value:
+        found = self.builder.joined(values, -1)
+        if found is None:
+            raise Refused("unknown-rank", "the shapes of concatenated values may not fit")
+        return found
+
+    def _column(self, value: ir.Value, rank: int) -> ir.Value:
+        """A value of so many axes, a number for instance."""
+        dims = self.dims(value)
+        return self.builder.reshape(value, [*[1] * (rank - len(dims)), *dims])
 
     def reduced(self, form: Op) -> ir.Value:
         """A reduction along the columns."""
