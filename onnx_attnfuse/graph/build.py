@@ -295,7 +295,8 @@ class Builder:
 
     def counting(self, size: Dim) -> ir.Value:
         """0, 1, ... up to a size, (size) int64."""
-        inputs = [self.constant(np.asarray(0)), self.reshape(self.shape([size]), []), self.constant(np.asarray(1))]
+        end = self.constant(np.asarray(size)) if isinstance(size, int) else self.reshape(self.shape([size]), [])
+        inputs = [self.constant(np.asarray(0)), end, self.constant(np.asarray(1))]
         return self.node("Range", inputs, dims=[size], dtype=ir.DataType.INT64)
 
     def elementwise(self, op: str, inputs: Sequence[ir.Value], dtype: ir.DataType | None = None) -> ir.Value:

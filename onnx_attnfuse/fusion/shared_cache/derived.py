@@ -124,7 +124,12 @@ def _derived(spec: AttentionSpec, builder: Builder, grown: Mapping[ir.Value, ir.
     if key is None or value is None or scores is None or result is None:
         message = "a cache of keys and values cannot take the place of it, as they are not read from products of matrices"
         raise Refused("cache-kept", message, spec.name)
-    expansion = Expansion(builder, Tokens(builder.facts, length(axes.b), length(axes.j)), grown)
+
+    def begins(value: ir.Value, marks: Marks) -> bool:
+        axis: int = attribute(grown[value], "axis", 0) if value in grown else 0
+        return value in grown and marks[axis] == "s" and "b" in marks
+
+    expansion = Expansion(builder, Tokens(builder.facts, length(axes.b), length(axes.j)), begins)
     for operand in (key, value):
         expansion.read(operand.source.indexed.value, operand.marks)
     return Derived(spec, builder, expansion, (key, value), (scores, result), -(-max(size, other) // _EIGHT) * _EIGHT)
@@ -167,7 +172,7 @@ class Derived:
 
     def rewrite(self, *, wide_heads: bool) -> None:
         """Multiplies by keys and values of another cache, whose heads may have any number of channels or no more than usual."""
-        axes, appended = self.spec.axes, self.expansion.appended
+        axes, appended = self.spec.axes, self.expansion.beginnings
         self._builder.at(self.products[0])
         widths = [self._width(value) for value in appended]
         found = {leaf for operand in self._operands for axis in operand.source.indexed.axes for leaf in leaves(axis)}
@@ -182,7 +187,7 @@ class Derived:
 
     def _width(self, value: ir.Value) -> int:
         """How many numbers of a position are appended; 0 where that is not known."""
-        found = sizes.product(others(self.expansion.appended[value], dims_of(self._builder, value)))
+        found = sizes.product(others(self.expansion.beginnings[value], dims_of(self._builder, value)))
         return found if isinstance(found, int) else 0
 
     def _expand(self, heads: Axis) -> None:
@@ -190,7 +195,7 @@ class Derived:
         builder, axes = self._builder, self.spec.axes
         new, past = self._lengths()
         here, wide = (Factor(new),) if new != 1 else (), (Factor(self._size),)
-        given = {value: self._in_a_row(value, new) for value in self.expansion.appended}
+        given = {value: self._in_a_row(value, new) for value in self.expansion.beginnings}
         seen: list[IndexedValue] = []
         for operand in self._operands:
             laid = self._of(operand, given, axes.b, here)
@@ -207,7 +212,7 @@ class Derived:
 
     def _absorb(self, size: int) -> None:
         """Caches what is appended as it is, in one head of so many numbers, and multiplies queries and results instead."""
-        builder, axes, appended = self._builder, self.spec.axes, self.expansion.appended
+        builder, axes, appended = self._builder, self.spec.axes, self.expansion.beginnings
         new, past = self._lengths()
         wide, rows = (Factor(size),), list[ir.Value]()
         identity, start = np.eye(size, dtype=self._dtype.numpy()), 0
@@ -247,7 +252,7 @@ class Derived:
     def _lengths(self) -> tuple[Dim, Dim]:
         """How many positions are new, and how many earlier."""
         found: set[tuple[Dim, Dim]] = set()
-        for value, marks in self.expansion.appended.items():
+        for value, marks in self.expansion.beginnings.items():
             past, new = (dims_of(self._builder, item)[marks.index("s")] for item in self._parts_of(value))
             found.add((new, past))
         if len(found) != 1:
@@ -269,12 +274,12 @@ class Derived:
 
     def _in_a_row(self, value: ir.Value, new: Dim) -> ir.Value:
         """The new positions of what is appended, all of them in one axis in front of the channels."""
-        builder, marks = self._builder, self.expansion.appended[value]
+        builder, marks = self._builder, self.expansion.beginnings[value]
         part = self._parts_of(value)[1]
         axes, batch, positions = as_axes(marks, dims_of(builder, part), dataclasses.replace(self.expansion.whole, length=new))
         return arrange(builder, IndexedValue(part, axes), ((batch, positions), *others(marks, axes)))
 
-    def _of(self, operand: _Operand, given: Mapping[ir.Value, ir.Value], batch: Axis, positions: Axis) -> IndexedValue:
+    def _of(self, operand: _Operand, given: dict[ir.Value, ir.Value], batch: Axis, positions: Axis) -> IndexedValue:
         """Keys or values for other positions, which `given` has of what is appended."""
         source = operand.source.indexed
         return IndexedValue(
@@ -283,7 +288,7 @@ class Derived:
 
     def _appended(self, part: ir.Value, past: Sequence[Dim], heads: Axis, wide: Axis) -> IndexedValue:
         """Keys or values that new ones are appended to, in a cache of their own."""
-        builder, spec, (value, *_) = self._builder, self.spec, self.expansion.appended
+        builder, spec, (value, *_) = self._builder, self.spec, self.expansion.beginnings
         given = new_input(builder, self.given(value), past)
         whole = [length(axis) for axis in cache_layout(spec, heads, spec.axes.j, wide)]
         count, size = length(heads), length(wide)
@@ -342,12 +347,12 @@ def _connect(graph: ir.Graph, builder: Builder, found: Sequence[Derived]) -> Own
     inputs, outputs = dict[ir.Value, list[ir.Value]](), dict[ir.Value, list[ir.Value]]()
     parts: list[tuple[str, str, int]] = []
     for item in found:
-        old = [value for value in graph.outputs if value in item.expansion.appended]
+        old = [value for value in graph.outputs if value in item.expansion.beginnings]
         if any(value in outputs for value in old):
             raise Refused("caches-differ", "two attentions compute keys or values from the same cache", item.spec.name)
         for value in old:
             inputs[item.given(value)], outputs[value] = [], []
-            parts.append((item.given(value).name or "", value.name or "", item.expansion.appended[value].index("s")))
+            parts.append((item.given(value).name or "", value.name or "", item.expansion.beginnings[value].index("s")))
         places = [*range(len(old))] if len(old) == _PARTS else [0] * _PARTS
         for place, past, present in zip(places, item.pasts, item.presents, strict=True):
             inputs[item.given(old[place])].append(past)

@@ -1,11 +1,13 @@
-"""Keys and values as they are computed from a cache, position by position: read once, and computed again for other positions.
+"""Values as they are computed position by position from some others: read once, and computed again for other positions.
 
-expansion = Expansion(builder, whole, grown); expansion.read(value, marks); expansion.computed(value, {appended: new})
+expansion = Expansion(builder, whole, begins); expansion.read(value, marks); expansion.computed(value, {beginning: new})
+
+So are keys and values of a cache of something else, and cosines and sines of positions.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import onnx_ir as ir
 
@@ -13,9 +15,9 @@ from onnx_attnfuse.fusion.packing.tokens import Tokens
 from onnx_attnfuse.fusion.packing.tokenwise import Step, read_step
 from onnx_attnfuse.graph.along import Marks
 from onnx_attnfuse.graph.build import Builder
-from onnx_attnfuse.graph.constants import attribute, is_standard
+from onnx_attnfuse.graph.constants import is_standard
 from onnx_attnfuse.graph.ops import REARRANGES, REPEATS, SLICES
-from onnx_attnfuse.graph.uses import is_fed, label, sources
+from onnx_attnfuse.graph.uses import is_fed, label, producer_of, sources
 from onnx_attnfuse.reasons import Reason, Refused
 
 _KEEPS = REARRANGES | REPEATS | SLICES
@@ -25,28 +27,28 @@ _LINEAR = _KEEPS | {"Concat", "MatMul"}
 
 
 class Expansion:
-    """How values are computed from what new positions are appended to.
+    """How values are computed.
 
     Args:
         builder: The builder.
-        whole: The positions of the values, earlier and new ones.
-        grown: The outputs of the model that new positions are appended to an input for, with the nodes that do.
+        whole: The positions of the values.
+        begins: Whether a value with its marks is one that they are computed from.
     """
 
-    def __init__(self, builder: Builder, whole: Tokens, grown: Mapping[ir.Value, ir.Node]) -> None:
-        self._builder, self.whole, self._grown = builder, whole, grown
+    def __init__(self, builder: Builder, whole: Tokens, begins: Callable[[ir.Value, Marks], bool]) -> None:
+        self._builder, self.whole, self._begins = builder, whole, begins
         self._steps: dict[ir.Node, Step] = {}
-        self.appended: dict[ir.Value, Marks] = {}
-        """The outputs that the values are computed from."""
+        self.beginnings: dict[ir.Value, Marks] = {}
+        """The values that they are computed from."""
 
     @property
     def nodes(self) -> Sequence[ir.Node]:
-        """The nodes from what is appended to the values."""
+        """The nodes from the beginnings to the values."""
         return tuple(self._steps)
 
     @property
     def is_linear(self) -> bool:
-        """Whether a value is the product of what is appended with constants."""
+        """Whether a value is the product of its beginnings with constants."""
         return all(is_standard(node, *_LINEAR) for node in self._steps)
 
     def read(self, value: ir.Value, marks: Marks) -> None:
@@ -55,9 +57,9 @@ class Expansion:
         Raises:
             Refused: It is computed from something else too, or not position by position.
         """
-        appends, node = self._grown.get(value), value.producer()
-        if appends is not None and marks[attribute(appends, "axis", 0)] == "s" and "b" in marks:
-            self.appended[value] = marks
+        node = value.producer()
+        if self._begins(value, marks):
+            self.beginnings[value] = marks
             return
         marks = marks[len(marks) - (self._builder.facts.rank(value) or 0) :]
         if node is None or not {"b", "s"} <= {*"".join(marks)}:
@@ -78,17 +80,15 @@ class Expansion:
         for item, own in step.inputs():
             self.read(item, own)
 
-    def computed(self, value: ir.Value, given: Mapping[ir.Value, ir.Value]) -> ir.Value:
+    def computed(self, value: ir.Value, given: dict[ir.Value, ir.Value]) -> ir.Value:
         """A value for other positions, all of them in one axis in front of its channels.
 
         Args:
             value: A value that was read.
-            given: The same positions of what is appended, likewise.
+            given: The same positions of the beginnings, likewise; takes up what is computed.
         """
-        if value in given:
-            return given[value]
-        node = value.producer()
-        assert node is not None
-        step = self._steps[node]
-        operands = [self.computed(item, given) for item, _ in step.inputs()]
-        return step.on_packed(self._builder, operands)[node.outputs.index(value)]
+        if value not in given:
+            step = self._steps[producer_of(value)]
+            operands = [self.computed(item, given) for item, _ in step.inputs()]
+            given.update(zip(step.node.outputs, step.on_packed(self._builder, operands), strict=False))
+        return given[value]

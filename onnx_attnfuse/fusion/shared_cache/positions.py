@@ -22,7 +22,7 @@ from onnx_attnfuse.attention.masks.mask_terms import elements_of, factors_of, va
 from onnx_attnfuse.attention.spec import AttentionSpec, Rotary, Source, Table
 from onnx_attnfuse.certify.terms import Term
 from onnx_attnfuse.fusion.packing.tokens import Tokens
-from onnx_attnfuse.fusion.packing.tokenwise import read_step
+from onnx_attnfuse.fusion.shared_cache.expansion import Expansion
 from onnx_attnfuse.graph.along import Marks, others
 from onnx_attnfuse.graph.build import Builder, new_weight
 from onnx_attnfuse.graph.constants import attribute, constant_tensor, is_standard
@@ -31,7 +31,7 @@ from onnx_attnfuse.graph.ops import ASKS_SHAPE, CASTS, REARRANGES, REPEATS, SLIC
 from onnx_attnfuse.graph.scopes import all_names
 from onnx_attnfuse.graph.uses import is_fed, sources
 from onnx_attnfuse.kernels.operators import group_query_attention, rotary_embedding
-from onnx_attnfuse.reasons import Reason
+from onnx_attnfuse.reasons import Refused
 from onnx_attnfuse.serving.decoder import ServedDecoder
 from onnx_attnfuse.targets import rotary as rotating
 from onnx_attnfuse.targets.rotary import key_of
@@ -211,22 +211,24 @@ class PositionTables:
 
     def _of(self, rotary: Rotary, batch: Axis) -> Rotary | None:
         """The rotation by rows of tables, or None where they depend on anything but the position of their row."""
-        along = None if rotary.positions is not None else _along(rotary.cos, batch)
-        if along is None or _along(rotary.sin, batch) is None:
+        cos, sin = (None if rotary.positions is not None else _marks_of(table, batch) for table in (rotary.cos, rotary.sin))
+        if cos is None or sin is None:
             return None
+        axes = refined(rotary.cos.indexed.axes)
+        along = axes[cos.index("b")], axes[cos.index("s")]
+        tokens = Tokens(self._builder.facts, *map(length, along))
         key, row, columns = key_of(rotary), (Factor(LEAST_ROWS),), (Factor(rotary.width // 2),)
-        rows = self._made.get(key) or _Tables(self._builder, batch).rows(rotary)
+        rows = self._made.get(key) or _rows(rotary, (cos, sin), tokens, self._builder)
         if rows is None:
             return None
         self._made[key] = rows
-        cos, sin = (Table(IndexedValue(value, (row, columns)), 1) for value in rows[:2])
-        return dataclasses.replace(rotary, cos=cos, sin=sin, positions=IndexedValue(rows[2], along))
+        tables = [Table(IndexedValue(value, (row, columns)), 1) for value in rows[:2]]
+        return dataclasses.replace(rotary, cos=tables[0], sin=tables[1], positions=IndexedValue(rows[2], along))
 
 
 def counted(builder: Builder) -> ir.Value:
     """The positions that tables have rows for, of which a Gather takes none that there is not."""
-    first, end, one = (builder.constant(np.asarray(number)) for number in (0, LEAST_ROWS, 1))
-    return builder.node("Range", [first, end, one], dims=[LEAST_ROWS], dtype=_INT)
+    return builder.counting(LEAST_ROWS)
 
 
 def lengthen(model: ir.Model, name: str, positions: int) -> None:
@@ -253,70 +255,40 @@ def lengthen(model: ir.Model, name: str, positions: int) -> None:
             pending += [output for output in user.outputs if output not in pending]
 
 
-def _along(table: Table, batch: Axis) -> tuple[Axis, Axis] | None:
-    """The axes of the entries and of the positions of cosines or sines that differ along both."""
-    found = [axis for place, axis in enumerate(refined(table.indexed.axes)) if place != table.axis and axis]
-    return (found[0], found[1]) if len(found) == 2 and leaves(found[0]) == leaves(batch) else None
+def _marks_of(table: Table, batch: Axis) -> Marks | None:
+    """The marks of cosines or sines that differ along entries and positions alone, besides channels."""
+    axes = refined(table.indexed.axes)
+    along = [place for place, axis in enumerate(axes) if place != table.axis and axis]
+    if len(along) != 2 or leaves(axes[along[0]]) != leaves(batch):
+        return None
+    return tuple("bs"[along.index(place)] if place in along else "" for place in range(len(axes)))
 
 
-class _Tables:
-    """The tables of one rotation on their way."""
+def _rows(rotary: Rotary, marks: tuple[Marks, Marks], tokens: Tokens, builder: Builder) -> _Rows | None:
+    """The tables of a rotation, or None where they depend on anything but the position of their row."""
+    facts, row, tables = builder.facts, (Factor(LEAST_ROWS),), (rotary.cos, rotary.sin)
 
-    def __init__(self, builder: Builder, batch: Axis) -> None:
-        self._builder, self._batch = builder, batch
-        self._row: Axis = (Factor(LEAST_ROWS),)
-        self._positions: ir.Value | None = None
-        """The positions (b, s) that the source computes cosines and sines of."""
-        self._packed: dict[ir.Value, ir.Value] = {}
-        """Values of the source as they are at the positions 0, 1, 2 and so on, (positions, channels)."""
+    def begins(value: ir.Value, own: Marks) -> bool:
+        dtype = facts.dtype(value)
+        return own == ("b", "s") and dtype is not None and dtype.is_integer() and tokens.is_full(value, own)
 
-    def rows(self, rotary: Rotary) -> _Rows | None:
-        """The tables of a rotation, or None where it depends on anything but the position of its row."""
-        builder = self._builder
-        cos, sin = (self._table(table) for table in (rotary.cos, rotary.sin))
-        if cos is None or sin is None or self._positions is None:
-            return None
-        values = rotating.tables(builder, dataclasses.replace(rotary, cos=cos, sin=sin), (), self._row, None)[:2]
-        taken = builder.node("Gather", [counted(builder), self._positions])
-        return *values, taken
-
-    def _table(self, table: Table) -> Table | None:
-        """A table with a row for each position."""
-        axes, along = refined(table.indexed.axes), _along(table, self._batch)
-        if along is None:
-            return None
-        marks: Marks = tuple("" if place == table.axis or not axis else "bs"[axis is along[1]] for place, axis in enumerate(axes))
-        tokens = Tokens(self._builder.facts, length(along[0]), length(along[1]))
-        value = self._at_each(table.indexed.value, marks, tokens)
-        if value is None:
-            return None
-        kept = others(marks, axes)
-        column = sum(not mark for mark in marks[: table.axis])
-        indexed = IndexedValue(value, (self._row, *kept))
-        return dataclasses.replace(table, indexed=indexed, axis=1 + column)
-
-    def _at_each(self, value: ir.Value, marks: Marks, tokens: Tokens) -> ir.Value | None:
-        """A value of the source at each position; None where it depends on anything else."""
-        if value in self._packed:
-            return self._packed[value]
-        found = self._builder.facts.dtype(value)
-        if marks == ("b", "s") and found is not None and found.is_integer() and tokens.is_full(value, marks):
-            if self._positions not in {None, value}:
-                return None
-            self._positions = value
-            self._packed[value] = self._builder.cast(counted(self._builder), found)
-            return self._packed[value]
-        node = value.producer()
-        step = None if node is None else read_step(node, value, marks, tokens)
-        if step is None or isinstance(step, Reason) or any(constant_tensor(item) is None for item in step.free()):
-            return None
-        given = [self._at_each(item, own, tokens) for item, own in step.inputs()]
-        operands = [item for item in given if item is not None]
-        if len(operands) < len(step.marks):
-            return None
-        packed = step.on_packed(self._builder, operands)
-        self._packed.update(zip(step.node.outputs, packed, strict=False))
-        return self._packed.get(value)
+    expansion = Expansion(builder, tokens, begins)
+    try:
+        for table, own in zip(tables, marks, strict=True):
+            expansion.read(table.indexed.value, own)
+    except Refused:
+        return None
+    if len(expansion.beginnings) != 1:
+        return None
+    (positions,) = expansion.beginnings
+    given = {positions: builder.cast(counted(builder), facts.dtype(positions) or _INT)}
+    found = list[Table]()
+    for table, own in zip(tables, marks, strict=True):
+        axes = (row, *others(own, refined(table.indexed.axes)))
+        indexed = IndexedValue(expansion.computed(table.indexed.value, given), axes)
+        found.append(dataclasses.replace(table, indexed=indexed, axis=1 + own[: table.axis].count("")))
+    values = rotating.tables(builder, dataclasses.replace(rotary, cos=found[0], sin=found[1]), (), row, None)[:2]
+    return *values, builder.node("Gather", [counted(builder), positions])
 
 
 PAST_LENGTH = "past_sequence_length"

@@ -224,9 +224,7 @@ class ExpressionEmitter:
         """The numbers of rows, as a column, or of columns, as a row."""
         dims = self.dims(self._matrix(form.args[0]))
         size = dims[-1] if form.op == "Columns" else dims[-2]
-        length = self.builder.node("Squeeze", [self.builder.shape([size])], dims=(), dtype=ir.DataType.INT64)
-        zero, one = (self.builder.constant(np.asarray(item, np.int64)) for item in (0, 1))
-        found = self.builder.node("Range", [zero, length, one], dims=(size,), dtype=ir.DataType.INT64)
+        found = self.builder.counting(size)
         return found if form.op == "Columns" else self.builder.reshape(found, [size, 1])
 
     def rearrange(self, form: Op) -> ir.Value:
