@@ -85,7 +85,7 @@ def fix_sizes(model: ir.Model, numbers: Mapping[str, int], assumed: Assumed) -> 
     for node in all_nodes(model.graph) if assumed.named_sizes else ():
         for value in node.outputs:
             if value.shape is not None:
-                value.shape = ir.Shape([_number(dim, numbers) for dim in value.shape])
+                value.shape = with_numbers(value.shape, numbers)
 
 
 def _numbers(value: ir.Value, dims: Dims, numbers: Mapping[str, int]) -> list[int]:
@@ -96,11 +96,11 @@ def _numbers(value: ir.Value, dims: Dims, numbers: Mapping[str, int]) -> list[in
     return found
 
 
-def _number(dim: int | ir.SymbolicDim, numbers: Mapping[str, int]) -> int | ir.SymbolicDim:
-    if isinstance(dim, int) or not isinstance(dim.value, str):
-        return dim
-    size = sizes.parse(dim.value)
-    return sizes.evaluate(size, numbers) if size is not None and sizes.symbols(size) <= set(numbers) else dim
+def with_numbers(shape: ir.Shape, numbers: Mapping[str, int]) -> ir.Shape:
+    """A shape with numbers in the place of some symbols of its sizes."""
+    parsed = [None if isinstance(dim, int) or dim.value is None else sizes.parse(dim.value) for dim in shape]
+    found = [None if size is None else sizes.resolved(size, numbers) for size in parsed]
+    return ir.Shape([size if isinstance(size, int) else dim for dim, size in zip(shape, found, strict=True)])
 
 
 def fold_sizes(model: ir.Model, assumed: Assumed) -> int:

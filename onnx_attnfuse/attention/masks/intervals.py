@@ -46,15 +46,9 @@ _OUTCOMES: Mapping[str, Callable[[float, float], float]] = {
 class Bounds:
     """Intervals of mask values, remembered."""
 
-    def __init__(self, facts: Facts, known: Mapping[ir.Value, Interval] | None = None) -> None:
-        """Begins.
-
-        Args:
-            facts: Facts about the graph.
-            known: Intervals of values that are known from elsewhere.
-        """
+    def __init__(self, facts: Facts) -> None:
         self._facts = facts
-        self._known: dict[ir.Value, Interval] = dict(known or {})
+        self._known: dict[ir.Value, Interval] = {}
 
     @property
     def masked_from(self) -> float:

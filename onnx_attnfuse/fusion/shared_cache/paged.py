@@ -11,7 +11,7 @@ What asks for the length of the past, or for that of the new positions as a numb
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import onnx_ir as ir
@@ -24,8 +24,9 @@ from onnx_attnfuse.fusion.shared_cache.token_by_token import Paging, Step
 from onnx_attnfuse.graph.build import Builder, dims_of
 from onnx_attnfuse.graph.constants import attribute, is_standard
 from onnx_attnfuse.graph.edit import answer_shapes, connect
+from onnx_attnfuse.graph.fixed_sizes import with_numbers
 from onnx_attnfuse.graph.ops import ASKS_SHAPE, CONTRIB
-from onnx_attnfuse.graph.sizes import Dim, Size, parse, resolved, symbols
+from onnx_attnfuse.graph.sizes import Dim, Size, symbols
 from onnx_attnfuse.graph.sweep import sweep_unused
 from onnx_attnfuse.graph.uses import label, live, producer_of
 from onnx_attnfuse.kernels.operators.group_query_attention import INFO
@@ -50,17 +51,8 @@ def one_entry(model: ir.Model) -> ir.Model:
     numbers = {name: 1 for name in entries if name is not None}
     for value in (*alone.graph.inputs, *(output for node in alone.graph for output in node.outputs)):
         if value.shape is not None:
-            value.shape = ir.Shape([_resolved(dim, numbers) for dim in value.shape])
+            value.shape = with_numbers(value.shape, numbers)
     return alone
-
-
-def _resolved(dim: int | ir.SymbolicDim, numbers: Mapping[str, int]) -> int | str | None:
-    if isinstance(dim, int):
-        return dim
-    if dim.value is None:
-        return None
-    size = parse(dim.value)
-    return dim.value if size is None else _shown(resolved(size, numbers))
 
 
 def added_step(graph: ir.Graph, builder: Builder, tokens: ir.Value, new: Size) -> Step:
