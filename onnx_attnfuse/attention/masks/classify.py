@@ -38,7 +38,8 @@ from onnx_attnfuse.attention.masks.predicates import Causal, Other, Predicate, P
 from onnx_attnfuse.attention.spec import Added, AttentionSpec, Axes4, Gain, Mask, Replaced, RowRule, Scaled, step_gains
 from onnx_attnfuse.certify.terms import FALSE, TRUE, Term, conjoin, ite, make
 from onnx_attnfuse.graph.constants import constant_array, is_constant
-from onnx_attnfuse.graph.ops import CASTS, REARRANGES
+from onnx_attnfuse.graph.ops import CASTS, REARRANGES, is_standard
+from onnx_attnfuse.graph.uses import before
 from onnx_attnfuse.reasons import Reason
 
 _VIEWS = REARRANGES | CASTS | {"Expand", "Slice"}
@@ -325,27 +326,16 @@ def _slopes(bias: Term, axes: Axes4) -> npt.NDArray[np.float64] | None:
     return steps[:, 0] if np.allclose(steps, steps[:, :1], rtol=1e-3) and steps.any() else None
 
 
-def _origin(value: ir.Value | None) -> ir.Value | None:
-    """The value that others are views of, followed up to a constant or an operator that computes."""
-    while value is not None and not is_constant(value):
-        node = value.producer()
-        if node is None or node.op_type not in _VIEWS:
-            break
-        value = node.inputs[0]
-    return value
-
-
 def _viewed_constant(value: ir.Value | None) -> npt.NDArray[np.float64] | None:
     """The constant that a value is a view of."""
-    array = constant_array(_origin(value), limit=_TABLE)
+    array = None if value is None else constant_array(before(value, *_VIEWS), limit=_TABLE)
     return None if array is None else np.asarray(array, np.float64)
 
 
 def _is_looked_up(value: ir.Value) -> bool:
     """Whether the value is rows of a constant table at places that are computed."""
-    origin = _origin(value)
-    node = None if origin is None else origin.producer()
-    if node is None or node.op_type != "Gather":
+    node = before(value, *_VIEWS).producer()
+    if not is_standard(node, "Gather"):
         return False
     return is_constant(node.inputs[0]) and _viewed_constant(node.inputs[1]) is None
 

@@ -11,7 +11,8 @@ import dataclasses
 
 import onnx_ir as ir
 
-from onnx_attnfuse.attention.axes.factors import Factor
+from onnx_attnfuse.attention.axes.factors import Factor, new_axes, refined
+from onnx_attnfuse.attention.axes.views import IndexedValue, views_above
 from onnx_attnfuse.attention.masks.index_reader import Reader
 from onnx_attnfuse.attention.masks.mask_terms import index
 from onnx_attnfuse.certify.terms import ZERO, subtract
@@ -36,10 +37,10 @@ def as_joined_parts(node: ir.Node, builder: Builder) -> EnablingChange | None:
     """A Concat in the place of the last assignment of those that write every element, each once."""
     facts, result = builder.facts, node.outputs[0]
     dims, found = facts.dims(result), list[_Assigned]()
-    value: ir.Value | None = result
-    while value is not None and (one := _assigned(value, facts)) is not None:
+    value = result
+    while (one := _assigned(value, facts)) is not None:
         found.append(one)
-        value = _before(one.into)
+        value = _before(one.into, facts)
     found.sort(key=lambda item: item.start)
     ends = [0, *(item.start + item.length for item in found)]
     if not dims or len(found) < 2 or ends[:-1] != [item.start for item in found] or ends[-1] != dims[0]:
@@ -65,15 +66,10 @@ def _assigned(value: ir.Value, facts: Facts) -> _Assigned | None:
     return _Assigned(into, int(start.data), dims[0], part) if start.op == "const" else None
 
 
-def _before(value: ir.Value) -> ir.Value | None:
-    """The value that Transposes bring back to what it was."""
-    rank, order = None, list[int]()
-    while is_standard(node := value.producer(), "Transpose") and node.inputs[0] is not None:
-        perm: list[int] = list(attribute(node, "perm") or [])
-        if not perm or (rank is not None and rank != len(perm)):
-            return None
-        order = [perm[axis] for axis in (order or range(len(perm)))]
-        rank, value = len(perm), node.inputs[0]
-        if order == sorted(order):
-            return value
-    return value if not order else None
+def _before(value: ir.Value, facts: Facts) -> ir.Value:
+    """The value furthest up that Transposes bring back to what it was."""
+    dims = facts.dims(value)
+    if dims is None:
+        return value
+    whole = IndexedValue(value, new_axes(dims))
+    return [item.value for item in views_above(whole, facts) if refined(item.axes) == refined(whole.axes)][-1]
