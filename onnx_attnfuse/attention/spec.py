@@ -15,7 +15,7 @@ from typing import Literal, TypeAlias
 
 import onnx_ir as ir
 
-from onnx_attnfuse.attention.axes.factors import Axes, Axis, Factor, leaves, length, named
+from onnx_attnfuse.attention.axes.factors import Axes, Axis, Factor, count_of, leaves, named
 from onnx_attnfuse.attention.axes.views import IndexedValue
 from onnx_attnfuse.attention.roundings import Rounding
 from onnx_attnfuse.graph.sizes import Dim
@@ -190,9 +190,7 @@ class Axes4:
     @property
     def num_heads(self) -> int:
         """Number of heads; the heads' factors have known sizes."""
-        size = length(self.n)
-        assert isinstance(size, int)
-        return size
+        return count_of(self.n)
 
     @property
     def scores(self) -> Axes:

@@ -46,6 +46,13 @@ def _rounding(number: float, dtype: ir.DataType) -> float:
     return abs(float(np.asarray(number).astype(dtype.numpy())) / number - 1)
 
 
+def dtype_of(builder: Builder, value: ir.Value) -> ir.DataType:
+    """The element type of a value that was built from values of known types."""
+    dtype = builder.facts.dtype(value)
+    assert dtype is not None
+    return dtype
+
+
 def new_weight(graph: ir.Graph, name: str, tensor: ir.TensorProtocol) -> ir.Value:
     """A new initializer."""
     shape, kind = ir.Shape(tensor.shape.numpy()), ir.TensorType(tensor.dtype)
@@ -214,8 +221,7 @@ class Builder:
         """`value` with its axes permuted; itself if they stay."""
         if list(perm) == sorted(perm):
             return value
-        dims = self.facts.dims(value)
-        assert dims is not None
+        dims = dims_of(self, value)
         return self.node(
             "Transpose", [value], {"perm": list(perm)}, dims=[dims[axis] for axis in perm], dtype=self.facts.dtype(value)
         )
@@ -284,8 +290,7 @@ class Builder:
 
     def slice(self, value: ir.Value, axis: int, start: int, end: Dim | None, step: int = 1) -> ir.Value:
         """`value[start:end:step]` along one axis; a negative start counts from the end, and None is the end."""
-        dims = self.facts.dims(value)
-        assert dims is not None
+        dims = dims_of(self, value)
         stop = self.constant([_END_OF_AXIS]) if end is None else self.shape([end])
         inputs = [value, self.constant([start]), stop, self.constant([axis]), *([] if step == 1 else [self.constant([step])])]
         kept = (dims[axis] if end is None and start >= 0 else 0 if end is None else end) - start
@@ -311,8 +316,7 @@ class Builder:
 
     def reduce(self, op: str, value: ir.Value, axes: Sequence[int], *, keep: bool = True) -> ir.Value:
         """`value` reduced along `axes` by an operator, `ReduceMax` for one; they stay with length 1, or go."""
-        dims = self.facts.dims(value)
-        assert dims is not None
+        dims = dims_of(self, value)
         new = [1 if index in axes else dim for index, dim in enumerate(dims) if keep or index not in axes]
         dtype = self.facts.dtype(value)
         if self.opset >= _AXES_ARE_INPUT.get(op, 18):

@@ -96,6 +96,13 @@ def given(node: ir.Node, index: int) -> ir.Value | None:
     return node.inputs[index] if index < len(node.inputs) else None
 
 
+def needed(node: ir.Node, index: int) -> ir.Value:
+    """An input of a node that cannot be left out."""
+    value = node.inputs[index]
+    assert value is not None
+    return value
+
+
 def both_ways(node: ir.Node | None, op: str) -> list[tuple[ir.Value, ir.Value]]:
     """The operands of a node of two, in both orders; none if it is another one."""
     if not is_standard(node, op):

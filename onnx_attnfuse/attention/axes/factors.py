@@ -83,6 +83,13 @@ def length(axis: Iterable[Factor]) -> Dim:
     return sizes.product(factor.size for factor in leaves(axis))
 
 
+def count_of(axis: Iterable[Factor]) -> int:
+    """The number of positions along an axis of heads or channels, which is known."""
+    count = length(axis)
+    assert isinstance(count, int)
+    return count
+
+
 def new_axes(dims: Sequence[Dim]) -> Axes:
     """One new factor for every axis that is not of length 1."""
     return tuple(() if dim == 1 else (Factor(dim),) for dim in dims)

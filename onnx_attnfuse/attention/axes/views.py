@@ -14,7 +14,7 @@ import onnx_ir as ir
 
 from onnx_attnfuse.attention.axes.factors import Axes, Axis, Factor, leaves, length, refined, regroup, replaced
 from onnx_attnfuse.graph import sizes
-from onnx_attnfuse.graph.constants import Array, attribute, constant_array, is_standard
+from onnx_attnfuse.graph.constants import Array, attribute, constant_array, is_standard, needed
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.ops import RESHAPES
 from onnx_attnfuse.graph.rules.reading import axes_of, slice_bounds, slice_length, split_lengths
@@ -98,8 +98,7 @@ def _transpose(node: ir.Node, indexed: IndexedValue, facts: Facts) -> Axes | Non
 
 
 def _regroup(node: ir.Node, indexed: IndexedValue, facts: Facts) -> Axes | None:
-    assert node.inputs[0] is not None
-    dims = facts.dims(node.inputs[0])
+    dims = facts.dims(needed(node, 0))
     return None if dims is None else regroup(indexed.axes, dims)
 
 
@@ -127,17 +126,15 @@ def uncast(value: ir.Value, facts: Facts, *, alone: bool = False) -> ir.Value:
 
 
 def _expand(node: ir.Node, indexed: IndexedValue, facts: Facts) -> Axes | None:
-    assert node.inputs[0] is not None
-    dims = facts.dims(node.inputs[0])
+    dims = facts.dims(needed(node, 0))
     if dims is None or len(dims) > len(indexed.axes):
         return None
     return tuple(() if dim == 1 else axis for dim, axis in zip(dims, indexed.axes[len(indexed.axes) - len(dims) :], strict=True))
 
 
 def _tile(node: ir.Node, indexed: IndexedValue, facts: Facts) -> Axes | None:
-    assert node.inputs[0] is not None
     repeats = facts.content(node.inputs[1]) if len(node.inputs) > 1 and node.inputs[1] is not None else None
-    dims = facts.dims(node.inputs[0])
+    dims = facts.dims(needed(node, 0))
     if not isinstance(repeats, tuple) or dims is None:
         return None
     source: list[Axis] = []
@@ -164,8 +161,7 @@ def _split(node: ir.Node, indexed: IndexedValue, facts: Facts) -> Axes | None:
 
 
 def _slice(node: ir.Node, indexed: IndexedValue, facts: Facts) -> Axes | None:
-    assert node.inputs[0] is not None
-    dims = facts.dims(node.inputs[0])
+    dims = facts.dims(needed(node, 0))
     bounds = None if dims is None else slice_bounds(node, len(dims), facts)
     if dims is None or bounds is None:
         return None
@@ -184,8 +180,7 @@ def _slice(node: ir.Node, indexed: IndexedValue, facts: Facts) -> Axes | None:
 
 
 def _gather(node: ir.Node, indexed: IndexedValue, facts: Facts) -> Axes | None:
-    assert node.inputs[0] is not None
-    dims = facts.dims(node.inputs[0])
+    dims = facts.dims(needed(node, 0))
     index = constant_array(node.inputs[1])
     if dims is None or index is None:
         return None
@@ -226,8 +221,7 @@ def _concat(node: ir.Node, indexed: IndexedValue, facts: Facts) -> Axes | None:
 
 def _squeeze(node: ir.Node, indexed: IndexedValue, facts: Facts) -> Axes | None:
     """The axes that are dropped have length 1, whether that is known otherwise or not."""
-    assert node.inputs[0] is not None
-    rank = facts.rank(node.inputs[0])
+    rank = facts.rank(needed(node, 0))
     dropped = None if rank is None else axes_of(node, 1, rank, facts)
     if rank is None or not dropped or rank - len(dropped) != len(indexed.axes):
         return _regroup(node, indexed, facts)

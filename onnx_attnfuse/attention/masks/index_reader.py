@@ -19,7 +19,7 @@ from onnx_attnfuse.attention.masks.operators import is_form
 from onnx_attnfuse.certify.arrays import Index, Unsupported
 from onnx_attnfuse.certify.interned import aside
 from onnx_attnfuse.certify.terms import Term, add, number
-from onnx_attnfuse.graph.constants import attribute
+from onnx_attnfuse.graph.constants import attribute, needed
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.sizes import Dim
 
@@ -74,7 +74,7 @@ def scattered_to(node: ir.Node, where: Sequence[Term], reader: Reader) -> Sequen
 
 def _scatter_nd(node: ir.Node, where: Sequence[Term], reader: Reader) -> Sequence[Term]:
     """Rows of indices, each of as many leading axes of the buffer as indices have axes besides."""
-    indices = _input(node, 1)
+    indices = needed(node, 1)
     dims = reader.facts.dims(indices)
     count = 0 if dims is None else len(dims) - 1
     if dims is None or count < 1 or dims[count] != count:
@@ -85,7 +85,7 @@ def _scatter_nd(node: ir.Node, where: Sequence[Term], reader: Reader) -> Sequenc
 
 def _scatter_elements(node: ir.Node, where: Sequence[Term], reader: Reader) -> Sequence[Term]:
     axis: int = attribute(node, "axis", 0) % len(where)
-    form = reader.element(_input(node, 1), where)
+    form = reader.element(needed(node, 1), where)
     return [form if place == axis else item for place, item in enumerate(where)]
 
 
@@ -98,9 +98,3 @@ def _tensor_scatter(node: ir.Node, where: Sequence[Term], reader: Reader) -> Seq
 
 
 _TARGETS = {"ScatterND": _scatter_nd, "ScatterElements": _scatter_elements, "TensorScatter": _tensor_scatter}
-
-
-def _input(node: ir.Node, place: int) -> ir.Value:
-    value = node.inputs[place]
-    assert value is not None
-    return value

@@ -20,7 +20,7 @@ import onnx_ir as ir
 
 from onnx_attnfuse.fusion.enabling.expert_layers import ExpertLayer, plain, read_layer
 from onnx_attnfuse.fusion.enabling.rule import EnablingChange, enabling
-from onnx_attnfuse.graph.build import Builder
+from onnx_attnfuse.graph.build import Builder, dims_of, dtype_of
 from onnx_attnfuse.graph.constants import attribute, both_ways, is_standard
 from onnx_attnfuse.graph.dtypes import largest
 from onnx_attnfuse.graph.facts import Facts
@@ -41,10 +41,9 @@ def as_experts(node: ir.Node, builder: Builder) -> EnablingChange | None:
     if found is None:
         return None
     facts, routing, result = builder.facts, found.routing, node.outputs[0]
-    dtype, wanted = facts.dtype(found.tokens), facts.dtype(result)
-    assert dtype is not None
+    dtype, wanted = dtype_of(builder, found.tokens), facts.dtype(result)
     best = builder.node("GatherElements", [routing.logits, routing.indices], {"axis": 1})
-    router = _chosen(best, routing.indices, facts.dims(routing.logits), builder)
+    router = _chosen(best, routing.indices, dims_of(builder, routing.logits), builder)
     mixed = _mixed(found.tokens, router, found.layer, found.count, builder, f"{node.name}/MoE")
     if not routing.sums_to_one:
         mixed = builder.elementwise("Mul", [mixed, builder.cast(builder.reduce("ReduceSum", routing.weights, [1]), dtype)])
@@ -184,10 +183,8 @@ def _is_along_rows(node: ir.Node, facts: Facts) -> bool:
     return facts.rank(value) == _TABLE and attribute(node, "axis", -1) % _TABLE == _TABLE - 1
 
 
-def _chosen(best: ir.Value, indices: ir.Value, dims: Dims | None, builder: Builder) -> ir.Value:
+def _chosen(best: ir.Value, indices: ir.Value, dims: Dims, builder: Builder) -> ir.Value:
     """The numbers that MoE chooses by: `best` for the experts of these indices, and the lowest for all others."""
-    dtype = builder.facts.dtype(best)
-    assert dims is not None
-    assert dtype is not None
+    dtype = dtype_of(builder, best)
     others = builder.expand(builder.scalar(-largest(dtype), dtype), dims)
     return builder.node("ScatterElements", [others, indices, best], {"axis": 1})

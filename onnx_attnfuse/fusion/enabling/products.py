@@ -31,7 +31,7 @@ import onnx_ir as ir
 from onnx_attnfuse.fusion.enabling.rule import EnablingChange, Moved, added_bias, enabling, moved_by, only_use
 from onnx_attnfuse.graph import sizes
 from onnx_attnfuse.graph.assumptions import AssumptionName
-from onnx_attnfuse.graph.build import Builder, dims_of
+from onnx_attnfuse.graph.build import Builder, dims_of, dtype_of
 from onnx_attnfuse.graph.constants import attribute, attributes, constant_tensor, given, is_standard
 from onnx_attnfuse.graph.dtypes import HALVES
 from onnx_attnfuse.graph.facts import Facts
@@ -329,8 +329,7 @@ def _unfolded(product: ir.Value, columns: int, builder: Builder) -> ir.Value:
 
 def _padded(value: ir.Value, axis: int, missing: int, builder: Builder) -> ir.Value:
     """A constant with zeros after it along an axis."""
-    dims, dtype = dims_of(builder, value), builder.facts.dtype(value)
-    assert dtype is not None
+    dims, dtype = dims_of(builder, value), dtype_of(builder, value)
     sizes = [missing if place == axis else dim for place, dim in enumerate(dims)]
     zeros = builder.constant(np.zeros([size for size in sizes if isinstance(size, int)], dtype.numpy()))
     return builder.node("Concat", [value, zeros], {"axis": axis})

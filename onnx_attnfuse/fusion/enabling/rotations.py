@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnx_attnfuse.fusion.enabling.rule import EnablingChange, Moved, enabling, moved_rows, only_use, own_bias, same_node
-from onnx_attnfuse.graph.build import Builder, dims_of
+from onnx_attnfuse.graph.build import Builder, dims_of, dtype_of
 from onnx_attnfuse.graph.constants import attribute, attributes, constant_array, constant_tensor, given, is_standard
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.ops import is_contrib
@@ -137,8 +137,7 @@ def _read(node: ir.Node, facts: Facts) -> tuple[ir.Value, int, ir.Node] | None:
 def _with_rows(table: ir.Value | None, count: int, number: float, builder: Builder) -> ir.Value:
     """A table with rows of one number in front."""
     assert table is not None
-    dims, dtype = dims_of(builder, table), builder.facts.dtype(table)
-    assert dtype is not None
+    dims, dtype = dims_of(builder, table), dtype_of(builder, table)
     assert isinstance(dims[1], int)
     rows = builder.constant(np.full((count, dims[1]), number, dtype.numpy()))
     return builder.node("Concat", [rows, table], {"axis": 0})

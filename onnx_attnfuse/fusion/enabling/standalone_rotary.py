@@ -17,8 +17,8 @@ from onnx_attnfuse.attention.axes.views import IndexedValue
 from onnx_attnfuse.attention.match.operands import sources
 from onnx_attnfuse.attention.spec import AttentionSpec, Source
 from onnx_attnfuse.containment import Subject, contained
-from onnx_attnfuse.graph.build import Builder
-from onnx_attnfuse.graph.constants import is_constant, is_standard
+from onnx_attnfuse.graph.build import Builder, dims_of
+from onnx_attnfuse.graph.constants import is_constant, is_standard, needed
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.sizes import least
 from onnx_attnfuse.graph.uses import viewers
@@ -146,14 +146,11 @@ def widen_caches(graph: GraphContext) -> list[ir.Node]:
     facts = graph.scope.facts
     found = [node for node in graph.scope.graph if _has_narrow_caches(node, facts)]
     for node in found:
-        operand = facts.dims(_input(node, 0))
-        assert operand is not None
+        operand = dims_of(graph.builder, needed(node, 0))
         graph.builder.at(node)
         for place in _CACHES:
-            cache = _input(node, place)
-            dims = facts.dims(cache)
-            assert dims is not None
-            wide = graph.builder.expand(cache, [operand[0], *dims[1:]])
+            cache = needed(node, place)
+            wide = graph.builder.expand(cache, [operand[0], *dims_of(graph.builder, cache)[1:]])
             node.replace_input_with(place, wide)
     return found
 
@@ -162,13 +159,7 @@ def _has_narrow_caches(node: ir.Node, facts: Facts) -> bool:
     """Whether the node reads caches of batch 1 in place, for operands of another batch."""
     if not is_standard(node, "RotaryEmbedding") or len(node.inputs) > len(_CACHES) + 1:
         return False
-    operand, *caches = (facts.dims(_input(node, place)) for place in range(3))
+    operand, *caches = (facts.dims(needed(node, place)) for place in range(3))
     if not operand or operand[0] == 1:
         return False
     return all(cache is not None and len(cache) == 3 and cache[0] == 1 for cache in caches)
-
-
-def _input(node: ir.Node, place: int) -> ir.Value:
-    value = node.inputs[place]
-    assert value is not None
-    return value

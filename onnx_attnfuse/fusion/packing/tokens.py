@@ -19,7 +19,7 @@ from onnx_attnfuse.attention.axes.rearrange import arrange
 from onnx_attnfuse.attention.axes.views import IndexedValue, downward, upward
 from onnx_attnfuse.graph import sizes
 from onnx_attnfuse.graph.along import Marks, others
-from onnx_attnfuse.graph.build import Builder, dims_of
+from onnx_attnfuse.graph.build import Builder, dims_of, dtype_of
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.facts_view import Dims
 from onnx_attnfuse.graph.ops import CONTRIB
@@ -149,15 +149,12 @@ class PadUnpad(abc.ABC):
 
     def masked(self, value: ir.Value, marks: Marks, keep: ir.Value) -> ir.Value:
         """A value with 0 in the rows of padding, `keep` being (b, s)."""
-        build, dims = self.builder, self.builder.facts.dims(value)
-        dtype = build.facts.dtype(value)
-        assert dims is not None
+        build, dims, dtype = self.builder, dims_of(self.builder, value), dtype_of(self.builder, value)
         axes, batch, rows = as_axes(marks, dims, self.tokens)
         marked: Axes = tuple(axis if mark else () for axis, mark in zip(axes, marks, strict=True))
         seen = arrange(build, IndexedValue(keep, ((batch,), (rows,))), marked)
         if dtype == _TRUTH:
             return build.elementwise("And", [value, seen])
-        assert dtype is not None
         zero = build.constant(np.zeros((), dtype.numpy()), "attnfuse/zero")
         return build.elementwise("Where", [seen, value, zero])
 
@@ -246,8 +243,7 @@ class UnpadRows(Rows):
         return arrange(build, IndexedValue(gathered, ((batch,), (rows,), *others(marks, axes))), axes)
 
     def _restored(self, packed: ir.Value) -> ir.Value:
-        build, dims, dtype = self.builder, dims_of(self.builder, packed), self.builder.facts.dtype(packed)
-        assert dtype is not None
+        build, dims, dtype = self.builder, dims_of(self.builder, packed), dtype_of(self.builder, packed)
         shape = [self.tokens.batch * self.tokens.length, dims[1]]
         zeros = build.expand(build.constant(np.zeros((1, 1), dtype.numpy()), "attnfuse/zero"), shape)
         rows = build.node("ScatterND", [zeros, self._rows, packed])

@@ -222,9 +222,7 @@ class Compaction:
 
     def _gathered(self, value: ir.Value, marks: Marks, order: ir.Value) -> ir.Value:
         """The tokens of a value in another order."""
-        builder, tokens, facts = self._builder, self._tokens, self._builder.facts
-        dims = facts.dims(value)
-        assert dims is not None
+        builder, tokens, dims = self._builder, self._tokens, dims_of(self._builder, value)
         if tokens.batch == 1:
             axis = marks.index("bs") - len(marks)
             row = builder.reshape(order, [tokens.length])

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 import onnx_ir as ir
 
-from onnx_attnfuse.attention.axes.factors import Axes, Axis, Factor, leaves, length
+from onnx_attnfuse.attention.axes.factors import Axes, Axis, Factor, count_of, leaves, length
 from onnx_attnfuse.attention.axes.rearrange import arrange
 from onnx_attnfuse.attention.axes.views import IndexedValue
 from onnx_attnfuse.attention.spec import AttentionSpec, Source
@@ -28,12 +28,12 @@ from onnx_attnfuse.fusion.shared_cache.sites import with_shared_heads
 from onnx_attnfuse.graph import sizes
 from onnx_attnfuse.graph.along import Marks, others
 from onnx_attnfuse.graph.build import Builder, dims_of
-from onnx_attnfuse.graph.constants import attribute, is_standard
+from onnx_attnfuse.graph.constants import attribute, is_standard, needed
 from onnx_attnfuse.graph.edit import answer_shapes
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.sizes import Dim
 from onnx_attnfuse.graph.sweep import sweep
-from onnx_attnfuse.graph.uses import is_fed, label, viewers
+from onnx_attnfuse.graph.uses import is_fed, label, producer_of, viewers
 from onnx_attnfuse.reasons import Refused
 from onnx_attnfuse.targets.layout import cache_layout
 from onnx_attnfuse.verify.decoder_feeds import OwnCache
@@ -113,9 +113,7 @@ def _derived(spec: AttentionSpec, builder: Builder, grown: Mapping[ir.Value, ir.
     Raises:
         Refused: It cannot be.
     """
-    axes, size, other = spec.axes, length(spec.axes.h), length(spec.axes.v)
-    assert isinstance(size, int)
-    assert isinstance(other, int)
+    axes, size, other = spec.axes, count_of(spec.axes.h), count_of(spec.axes.v)
     key, value = (_operand(found, channels, spec) for found, channels in ((spec.key, axes.h), (spec.value, axes.v)))
     products = [[node for role, node in spec.roles if role == wanted] for wanted in ("scores", "result")]
     scores, result = (nodes[0] if len(nodes) == 1 and is_standard(nodes[0], "MatMul") else None for nodes in products)
@@ -265,12 +263,8 @@ class Derived:
 
     def _parts_of(self, value: ir.Value) -> tuple[ir.Value, ir.Value]:
         """The value that is appended to, and the one that is appended."""
-        node = value.producer()
-        assert node is not None
-        past, new = node.inputs
-        assert past is not None
-        assert new is not None
-        return past, new
+        node = producer_of(value)
+        return needed(node, 0), needed(node, 1)
 
     def _in_a_row(self, value: ir.Value, new: Dim) -> ir.Value:
         """The new positions of what is appended, all of them in one axis in front of the channels."""
@@ -291,10 +285,7 @@ class Derived:
         builder, spec, (value, *_) = self._builder, self.spec, self.expansion.beginnings
         given = new_input(builder, self.given(value), past)
         whole = [length(axis) for axis in cache_layout(spec, heads, spec.axes.j, wide)]
-        count, size = length(heads), length(wide)
-        assert isinstance(count, int)
-        assert isinstance(size, int)
-        self.shape = count, size
+        self.shape = count_of(heads), count_of(wide)
         present = builder.node("Concat", [given, part], {"axis": POSITIONS}, dims=whole, dtype=builder.facts.dtype(part))
         self.pasts.append(given)
         self.presents.append(present)

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 
 import onnx_ir as ir
 
-from onnx_attnfuse.attention.axes.factors import length
+from onnx_attnfuse.attention.axes.factors import count_of, length
 from onnx_attnfuse.attention.spec import AttentionSpec
 from onnx_attnfuse.fusion.shared_cache.decoder import LENGTH, POSITIONS, TOTAL, window_length
 from onnx_attnfuse.fusion.shared_cache.lengths import Lengths
@@ -128,9 +128,7 @@ def read_interface(
     by_place = any(is_by_place(bias, counting) for site in sites for bias in site.meaning.biases)
     own = [site for site in sites if site.leader is None]
     windows, spec = {site.window for site in sites}, own[0].spec
-    heads, size, fresh = length(shared_heads(spec)), length(spec.axes.h), length(spec.axes.i)
-    assert isinstance(heads, int)
-    assert isinstance(size, int)
+    fresh = length(spec.axes.i)
     past_keys, past_values = _names(site.past for site in own)
     present_keys, present_values = _names(site.present for site in own)
     cross_keys, cross_values = _names(crossed)
@@ -138,8 +136,8 @@ def read_interface(
     return ServedDecoder(
         layers=len(own),
         num_heads=spec.axes.num_heads,
-        kv_heads=heads,
-        head_size=size,
+        kv_heads=count_of(shared_heads(spec)),
+        head_size=count_of(spec.axes.h),
         hidden_size=hidden if isinstance(hidden, int) else None,
         vocab_size=width if isinstance(width, int) else None,
         context_length=context_length(graph, counting, facts),

@@ -26,7 +26,7 @@ from onnx_attnfuse.attention.spec import AttentionSpec
 from onnx_attnfuse.fusion.shared_cache.decoder import POSITIONS
 from onnx_attnfuse.fusion.shared_cache.static import is_static, writer
 from onnx_attnfuse.graph.build import Builder, dims_of
-from onnx_attnfuse.graph.constants import is_standard
+from onnx_attnfuse.graph.constants import is_standard, needed
 from onnx_attnfuse.graph.edit import answer_shapes
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.ops import GATHERS, REARRANGES, SLICES
@@ -106,14 +106,12 @@ def _caches(spec: AttentionSpec, facts: Facts) -> Iterator[_Cached]:
         if _running(given.axes) != _running(past.axes):  # repeated, so that a buffer holds more than is given
             return
         place = next(at for at, axis in enumerate(past.axes) if axis == cache.past_axis)
-        new = appends.inputs[1]
-        assert new is not None
         earlier, appended, whole = (
             cache_layout(spec, heads, columns, channels) for columns in (cache.past_axis, cache.new_axis, axes.j)
         )
         yield _Cached(
             given.value,
-            IndexedValue(new, replaced(present.axes, place, cache.new_axis)),
+            IndexedValue(needed(appends, 1), replaced(present.axes, place, cache.new_axis)),
             present,
             earlier,
             appended,

@@ -21,7 +21,7 @@ from onnx_attnfuse.bodies import core
 from onnx_attnfuse.fusion.shared_cache.decoder import TOTAL
 from onnx_attnfuse.fusion.shared_cache.sites import CachedSite
 from onnx_attnfuse.fusion.shared_cache.static import written_at
-from onnx_attnfuse.graph.build import Builder, dims_of
+from onnx_attnfuse.graph.build import Builder, dims_of, dtype_of
 from onnx_attnfuse.graph.edit import answer_shapes
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.sizes import Dim, Size
@@ -198,8 +198,7 @@ def prepare(graph: ir.Graph, builder: Builder, site: CachedSite, mask: ir.Value)
         if not places or new.factor != 1 or len(new.atoms) != 1:
             raise Refused("cache-kept", f"only '{filled.position.name}' says how many positions are new", site.spec.name)
         facts.origins[new.atoms[0].key] = places[0]
-    dims = facts.dims(mask)
-    assert dims is not None
+    dims = dims_of(builder, mask)
     if isinstance(filled.length, Size):
         own = {mask, *site.past}
         if filled.length.factor != 1 or len(filled.length.atoms) != 1 or filled.length.atoms[0].evaluate is not None:
@@ -269,14 +268,13 @@ def _check_all_taken(graph: ir.Graph, position: ir.Value) -> None:
 
 def _fill_mask(builder: Builder, mask: ir.Value, users: Sequence[ir.Node], whole: Dim) -> None:
     """Gives readers of a mask as long as the source's buffer one padded with zeros after the positions so far."""
-    dims, dtype = builder.facts.dims(mask), builder.facts.dtype(mask)
-    if dims is None or dims[1] == whole or not users:
+    dims = dims_of(builder, mask)
+    if dims[1] == whole or not users:
         return
     ends = builder.shape([0, 0, 0, whole - dims[1]])
     number = builder.cast(mask, _INT)
     padded = builder.node("Pad", [number, ends], dims=[dims[0], whole], dtype=_INT)
-    assert dtype is not None
-    filled = builder.cast(padded, dtype)
+    filled = builder.cast(padded, dtype_of(builder, mask))
     for node in users:
         for place, value in enumerate(node.inputs):
             if value is mask:
@@ -287,14 +285,11 @@ def _count_positions(graph: ir.Graph, builder: Builder, site: CachedSite) -> Non
     """Puts positions counted on from the length of the past in place of the input that gave them."""
     assert site.filled is not None
     given = site.filled.position
-    dims, dtype = builder.facts.dims(given), builder.facts.dtype(given)
-    first = builder.shape([site.past_length])
-    assert dims is not None
-    assert dtype is not None
+    dims, first = dims_of(builder, given), builder.shape([site.past_length])
     if dims == (length(site.spec.axes.i),):
         start, end = (builder.reshape(value, []) for value in (first, builder.shape([site.past_length + dims[0]])))
         found = builder.node("Range", [start, end, builder.constant(np.asarray(1))], dims=dims, dtype=_INT)
     else:
         found = builder.reshape(first, dims)
-    given.replace_all_uses_with(builder.cast(found, dtype))
+    given.replace_all_uses_with(builder.cast(found, dtype_of(builder, given)))
     graph.inputs.remove(given)

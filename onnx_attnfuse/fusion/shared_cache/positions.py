@@ -24,7 +24,7 @@ from onnx_attnfuse.certify.terms import Term
 from onnx_attnfuse.fusion.packing.tokens import Tokens
 from onnx_attnfuse.fusion.shared_cache.expansion import Expansion
 from onnx_attnfuse.graph.along import Marks, others
-from onnx_attnfuse.graph.build import Builder, new_weight
+from onnx_attnfuse.graph.build import Builder, dims_of, new_weight
 from onnx_attnfuse.graph.constants import attribute, constant_tensor, is_standard
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.ops import ASKS_SHAPE, CASTS, REARRANGES, REPEATS, SLICES
@@ -310,9 +310,7 @@ def with_past_length(model: ir.Model, decoder: ServedDecoder) -> ServedDecoder:
     name = builder.name(PAST_LENGTH)
     past = ir.Value(name=name, shape=ir.Shape([1]), type=ir.TensorType(ir.DataType.INT32))
     facts.record(past, [1], ir.DataType.INT32)
-    dims = facts.dims(inputs[decoder.input_ids or decoder.inputs_embeds])
-    assert dims is not None
-    batch, new, *_ = dims
+    batch, new, *_ = dims_of(builder, inputs[decoder.input_ids or decoder.inputs_embeds])
     total = builder.elementwise("Add", [builder.cast(past, ir.DataType.INT64), builder.shape([new])])
     whole = builder.node("Concat", [builder.shape([batch]), total], {"axis": 0})
     one = builder.constant(np.asarray(1, np.int64))

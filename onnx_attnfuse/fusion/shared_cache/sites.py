@@ -19,7 +19,7 @@ from onnx_attnfuse.certify.terms import ZERO, Term, add, multiply
 from onnx_attnfuse.fusion.commit import check_apart, commit
 from onnx_attnfuse.fusion.shared_cache.positions import PositionTables
 from onnx_attnfuse.graph.build import Builder
-from onnx_attnfuse.graph.constants import is_standard
+from onnx_attnfuse.graph.constants import is_standard, needed
 from onnx_attnfuse.graph.edit import answer_shapes, connect
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.ops import CASTS, RESHAPES
@@ -201,8 +201,7 @@ def _input_of(indexed: IndexedValue) -> ir.Value:
     """
     value = indexed.value
     while (node := value.producer()) is not None and is_copy(node):
-        assert node.inputs[0] is not None
-        value = node.inputs[0]
+        value = needed(node, 0)
     if not is_fed(value):
         raise Refused("cache-kept", f"the past keys or values '{value.name}' are not an input of the model")
     return value

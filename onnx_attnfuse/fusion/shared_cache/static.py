@@ -24,7 +24,7 @@ from onnx_attnfuse.certify import arithmetic
 from onnx_attnfuse.certify.terms import ONE, ZERO, Term, add, subtract
 from onnx_attnfuse.fusion.shared_cache.sites import CachedSite, Filled, padding_input
 from onnx_attnfuse.graph import sizes
-from onnx_attnfuse.graph.constants import attribute, given, is_standard
+from onnx_attnfuse.graph.constants import attribute, given, is_standard, needed
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.sizes import Dim
 from onnx_attnfuse.graph.uses import is_fed
@@ -48,12 +48,12 @@ class Write:
     @property
     def buffer(self) -> ir.Value:
         """The buffer that a write goes into."""
-        return _input(self.node, 0)
+        return needed(self.node, 0)
 
     @property
     def new(self) -> ir.Value:
         """The new keys or values that are written."""
-        return _input(self.node, 1 if self.node.op_type == "TensorScatter" else 2)
+        return needed(self.node, 1 if self.node.op_type == "TensorScatter" else 2)
 
     @property
     def written(self) -> ir.Value:
@@ -119,12 +119,6 @@ def _position(form: Term, place: Term) -> ir.Value | None:
     if len(inputs) != 1 or not is_fed(inputs[0]) or inputs[0].shape is None:
         return None
     return inputs[0] if len(inputs[0].shape) < 2 and form in counted(inputs[0], place) else None
-
-
-def _input(node: ir.Node, place: int) -> ir.Value:
-    value = node.inputs[place]
-    assert value is not None
-    return value
 
 
 def is_static(spec: AttentionSpec, facts: Facts) -> bool:
