@@ -12,7 +12,7 @@ import onnx_ir as ir
 from onnx_attnfuse.attention.axes.factors import length
 from onnx_attnfuse.attention.spec import AttentionSpec
 from onnx_attnfuse.graph.build import Builder
-from onnx_attnfuse.graph.edit import answer_needless, check_shapes, known_elsewhere
+from onnx_attnfuse.graph.edit import answer_needless, known_elsewhere
 from onnx_attnfuse.graph.order import NodeOrder
 from onnx_attnfuse.graph.sweep import sweep
 from onnx_attnfuse.graph.uses import shape_nodes, viewers
@@ -45,21 +45,6 @@ def check_lengths(spec: AttentionSpec) -> None:
     for name, axis in named.items():
         if length(axis) == 0:
             raise Refused("empty-axis", f"there is nothing to compute: {name} is empty", spec.name)
-
-
-def check_shape_users(spec: AttentionSpec, builder: Builder, *, cached: bool) -> None:
-    """Inner values whose shape is asked for are no obstacle if the answer can be had elsewhere.
-
-    Args:
-        spec: The attention.
-        builder: The builder.
-        cached: The operator is to give the keys and values with those of earlier positions too.
-
-    Raises:
-        Refused: It cannot.
-    """
-    presents = spec.cache.present if cached and spec.cache is not None else ()
-    check_shapes([*inner_values(spec), *(indexed.value for indexed in presents)], builder)
 
 
 def check_apart(spec: AttentionSpec, order: NodeOrder) -> None:

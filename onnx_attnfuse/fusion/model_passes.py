@@ -156,7 +156,7 @@ def _derive_cache(graph: PassContext) -> list[ir.Value] | None:
     Raises:
         Refused: They have others, which have to stay.
     """
-    from onnx_attnfuse.fusion.shared_cache.derived import derive, find_derived, other_caches
+    from onnx_attnfuse.fusion.shared_cache.derived import derive, other_caches
 
     run, scope, context = graph.run, graph.scope, graph.graph_context()
     specs = [item.spec for item in graph.candidates if item.spec is not None]
@@ -169,9 +169,8 @@ def _derive_cache(graph: PassContext) -> list[ir.Value] | None:
         run.decomposed_cached = run.decomposed_cached + decompose_nodes(context, operators)
         graph.candidates = graph.found()
         specs = [item.spec for item in graph.candidates if item.spec is not None]
-    found = find_derived(scope.graph, builder, specs)
     wide_heads = supported(INFO.key, run.plan_context.device.provider).wide_heads
-    own = derive(scope.graph, builder, found, wide_heads=wide_heads)
+    own = derive(scope.graph, builder, specs, wide_heads=wide_heads)
     run.merged = Merged(source, None, own) if run.merged is None else dataclasses.replace(run.merged, own=own)
     graph.candidates = graph.found()
     return builder.rearranged

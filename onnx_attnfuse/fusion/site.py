@@ -16,7 +16,7 @@ from onnx_attnfuse.attention.match.candidates import Candidate, anchor_of, read_
 from onnx_attnfuse.attention.match.steps import Readers
 from onnx_attnfuse.attention.spec import AttentionSpec, with_plain_mask
 from onnx_attnfuse.containment import Subject
-from onnx_attnfuse.fusion.commit import check_apart, check_lengths, check_shape_users, commit
+from onnx_attnfuse.fusion.commit import check_apart, check_lengths, commit, inner_values
 from onnx_attnfuse.fusion.foreign import why_foreign
 from onnx_attnfuse.fusion.plan import FASTER_FROM, Lowering, Plan, PlanContext, params_of
 from onnx_attnfuse.fusion.plan_policy import preferred_plans
@@ -24,6 +24,7 @@ from onnx_attnfuse.fusion.report_site import as_wanted, assumed_of, kept, kernel
 from onnx_attnfuse.fusion.runtime_dispatch import Choice, Guards
 from onnx_attnfuse.graph import sizes
 from onnx_attnfuse.graph.assumptions import named_in_order
+from onnx_attnfuse.graph.edit import check_shapes
 from onnx_attnfuse.graph.order import NodeOrder
 from onnx_attnfuse.graph.sweep import sweep, take_back
 from onnx_attnfuse.graph.uses import label
@@ -42,7 +43,7 @@ from onnx_attnfuse.targets.mask_encoding import at_least, read_padding
 from onnx_attnfuse.targets.masked_rows import assumed_of_rows
 from onnx_attnfuse.targets.unfused import is_in_place, keeps_rows
 from onnx_attnfuse.transforms.rewriting import Edit, GraphContext
-from onnx_attnfuse.verify.verdict import Verified
+from onnx_attnfuse.verify.verdict import Verified, of_parts
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,7 +114,7 @@ class SiteBuilder:
         emitted = self.guards.join(choices, otherwise)
         forms = ", else ".join([*(choice.emitted.mask for choice in choices), otherwise.mask])
         emitted = dataclasses.replace(emitted, mask=forms)
-        return Built(emitted, plan, _together(verdicts), tuple(reasons))
+        return Built(emitted, plan, of_parts(verdicts), tuple(reasons))
 
     def _emit(self, item: Lowering) -> Emitted:
         flat = not item.encoding.is_exact or bool(self.plan.faster)
@@ -148,13 +149,6 @@ class SiteBuilder:
         if encoding.mask == "ranges" and self.spec.dtype != ir.DataType.FLOAT16:
             tests.append(at_least(builder, sizes.maximum(length(axes.i), length(axes.j)), LONG))
         return [test for test in tests if test is not None]
-
-
-def _together(verdicts: list[Verified | None]) -> Verified | None:
-    found = [verdict for verdict in verdicts if verdict is not None]
-    if not found:
-        return None
-    return Verified(max(item.max_abs_error for item in found), sum(item.cases for item in found))
 
 
 _FUSING = Subject("fusing an attention")
@@ -246,7 +240,8 @@ class SiteFuser:
             built: Built | None = None
             with edit.part(Subject(f"fusing into {plan.main.target.INFO.name}")) as part:
                 cached = any(item.encoding.cached for item in (plan.main, *plan.faster))
-                check_shape_users(spec, graph.builder, cached=cached)
+                presents = [indexed.value for indexed in spec.cache.present] if cached and spec.cache is not None else []
+                check_shapes([*inner_values(spec), *presents], graph.builder)
                 site = SiteBuilder(spec, meaning, plan, graph, self.context, self.guards, part).build()
                 self.order.add(edit.added, anchor_of(spec))
                 built = site

@@ -141,7 +141,8 @@ def pattern(
         written = found if isinstance(found, Tensor) else found.written
         meaning = None if isinstance(found, Refusal) else found.meaning if isinstance(found, Equation) else found
         refused = Reason(found.code, found.message) if isinstance(found, Refusal) else None
-        check_pattern(given, operands, optional, written, meaning)
+        for problem in _problems(operands, optional, written, meaning):
+            raise OptionError(f"pattern '{given}': {problem}")
         return Pattern(given, written, meaning, refused, operands, priority, inspect.getdoc(function) or "", _home(function))
 
     return decorate if function is None else decorate(function)
@@ -240,25 +241,15 @@ def _short(function: Callable[..., object]) -> str:
     return f"{function.__module__.rpartition('.')[2]}.{function.__name__}"
 
 
-def check_pattern(name: str, operands: Sequence[str], optional: Sequence[str], written: Tensor, meaning: Tensor | None) -> None:
-    """Refuses a pattern that could never be found, or that leaves something open.
+def _problems(operands: Sequence[str], optional: Sequence[str], written: Tensor, meaning: Tensor | None) -> Iterator[str]:
+    """Faults of a pattern, which could never be found or leaves something open; the most telling first.
 
     Args:
-        name: Its name.
         operands: Its operands.
         optional: Those that may be None; there is a choice of the name of each.
         written: The formula in graphs.
         meaning: Its meaning; None if it is refused.
-
-    Raises:
-        OptionError: The line that says which.
     """
-    for problem in _problems(operands, optional, written, meaning):
-        raise OptionError(f"pattern '{name}': {problem}")
-
-
-def _problems(operands: Sequence[str], optional: Sequence[str], written: Tensor, meaning: Tensor | None) -> Iterator[str]:
-    """Faults of a pattern, the most telling first."""
     for operand in filter(kind_of, optional):
         yield f"'{operand}' is always optional; write it without =None"
     everything = [*_nodes(written), *(() if meaning is None else _nodes(meaning))]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import pathlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -61,6 +61,12 @@ class Verified:
 
     max_abs_error: float
     cases: int
+
+
+def of_parts(verdicts: Iterable[Verified | None]) -> Verified | None:
+    """The verdict on several parts, of those that were judged; None where none was."""
+    found = [verdict for verdict in verdicts if verdict is not None]
+    return Verified(max(item.max_abs_error for item in found), sum(item.cases for item in found)) if found else None
 
 
 def together(last: Verified | None, first: Verified | None) -> Verified | None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
-import time
 from typing import Any
 
 import onnx_ir as ir
@@ -215,7 +214,6 @@ def find_formulas(rewriter: PatternRewriter, trace: Trace | None = None) -> list
     catalogue, scope = rewriter.catalogue, rewriter.graph.scope
     if not catalogue.net.patterns:
         return []
-    started = time.perf_counter()
     matcher = Matcher(catalogue.net, scope.facts, scope.opset, catalogue.readers, trace)
     found: list[Match] = []
     taken: set[ir.Node] = set()
@@ -226,7 +224,6 @@ def find_formulas(rewriter: PatternRewriter, trace: Trace | None = None) -> list
         if match is not None and taken.isdisjoint(match.state.nodes):
             taken.update(match.state.nodes)
             found.append(match)
-    rewriter.statistics.matching += time.perf_counter() - started
     return found[::-1]
 
 

@@ -51,8 +51,6 @@ class PatternStatistics:
 
     def __init__(self) -> None:
         self.counts: dict[str, Count] = {}
-        self.matching = 0.0
-        """Seconds spent looking for formulas, which all share."""
 
     @contextlib.contextmanager
     def trying(self, name: str) -> Generator[Tried]:

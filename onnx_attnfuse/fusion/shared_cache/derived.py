@@ -58,16 +58,6 @@ class _Operand:
     channels: Axis
 
 
-def find_derived(graph: ir.Graph, builder: Builder, specs: Sequence[AttentionSpec]) -> list[Derived]:
-    """The attentions of a decoder whose cache is to be another one.
-
-    Raises:
-        Refused: One has a cache that cannot be another one.
-    """
-    grown = _grown(graph)
-    return [_derived(with_shared_heads(spec), builder, grown) for spec in other_caches(graph, builder.facts, specs)]
-
-
 def other_caches(graph: ir.Graph, facts: Facts, specs: Sequence[AttentionSpec]) -> list[AttentionSpec]:
     """The attentions with a cache of something else than keys and values of one size that a buffer may have."""
     found = [(facts.dims(value), attribute(node, "axis", 0)) for value, node in _grown(graph).items()]
@@ -84,18 +74,20 @@ def other_caches(graph: ir.Graph, facts: Facts, specs: Sequence[AttentionSpec]) 
     return [spec for spec in specs if has_other(spec)]
 
 
-def derive(graph: ir.Graph, builder: Builder, found: Sequence[Derived], *, wide_heads: bool) -> OwnCache:
-    """Gives attentions caches of keys and values, in place; those that they had are returned.
+def derive(graph: ir.Graph, builder: Builder, specs: Sequence[AttentionSpec], *, wide_heads: bool) -> OwnCache:
+    """Gives attentions with other caches those of keys and values, in place; those that they had are returned.
 
     Args:
         graph: The decoder.
         builder: Its builder.
-        found: The attentions.
+        specs: All attentions.
         wide_heads: The operator takes heads of any number of channels.
 
     Raises:
         Refused: Something else reads an old one, or it is not read from products of matrices.
     """
+    grown = _grown(graph)
+    found = [_derived(with_shared_heads(spec), builder, grown) for spec in other_caches(graph, builder.facts, specs)]
     for item in found:
         item.rewrite(wide_heads=wide_heads)
     return _connect(graph, builder, found)

@@ -33,7 +33,7 @@ from onnx_attnfuse.options import Options
 from onnx_attnfuse.reasons import Reason, Refused
 from onnx_attnfuse.transforms.rewriting import GraphContext
 from onnx_attnfuse.verify.runtime import installed, is_old
-from onnx_attnfuse.verify.verdict import Verified
+from onnx_attnfuse.verify.verdict import Verified, of_parts
 from onnx_attnfuse.verify.verifier import Verifier
 
 
@@ -164,7 +164,7 @@ def _judged(graph: GraphContext, site: FusedNode, answer: Body) -> Verified | No
     if graph.verifier.level == "none":
         return None
     sides = [(_rehearsed(twin), body_of(twin)) for twin in rehearsals(site)] or [(site.node, answer)]
-    name, verdicts, unverified = site.node.name or site.node.op_type, list[Verified](), list[Refused]()
+    name, verdicts, unverified = site.node.name or site.node.op_type, list[Verified | None](), list[Refused]()
     tells = not is_old(installed())  # an old runtime may have been run, and have differed
     for node, found in sides:
         pairs = _as_defined(site.build, _pairs(site.node, found), node, found)
@@ -175,10 +175,10 @@ def _judged(graph: GraphContext, site: FusedNode, answer: Body) -> Verified | No
                 raise
             unverified.append(refused)
         else:
-            verdicts += [] if verdict is None else [verdict]
-    if not verdicts:
+            verdicts.append(verdict)
+    if not any(verdicts):
         raise unverified[0]
-    return Verified(max(item.max_abs_error for item in verdicts), sum(item.cases for item in verdicts))
+    return of_parts(verdicts)
 
 
 def _rehearsed(site: FusedNode) -> ir.Node:

@@ -22,7 +22,7 @@ from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.ops import ASKS_SHAPE, is_attention
 from onnx_attnfuse.graph.scopes import all_names
 from onnx_attnfuse.json_report import JsonReport
-from onnx_attnfuse.transforms.half_precision.keep_float32 import Islands, find_islands, is_fixed, ordered, rounded
+from onnx_attnfuse.transforms.half_precision.keep_float32 import IslandFinder, Islands, is_fixed, ordered, rounded
 from onnx_attnfuse.transforms.half_precision.options import Conversion
 from onnx_attnfuse.verify.compare_models import verify_models
 from onnx_attnfuse.verify.input_kinds import kinds
@@ -120,7 +120,7 @@ def convert(model: ir.Model, conversion: Conversion) -> ConversionReport:
     masks = frozenset(
         value for value in model.graph.inputs if value.name in input_kinds and input_kinds[value.name].name == "bias"
     )
-    islands = find_islands(model.graph, facts, opset, dtype, masks)
+    islands = IslandFinder(facts, opset, dtype, masks).go(model.graph)
     nodes = [node for node in ordered(model.graph) if _is_float(node, facts)]
     narrowing = Narrowing(model.graph, facts, opset, dtype, islands, all_names(model), conversion.keep_io_types)
     narrowing.go()

@@ -105,19 +105,6 @@ class Islands:
     """Inputs of float32 operators that are rounded to the half type all the same: weights, and summands of scores."""
 
 
-def find_islands(graph: ir.Graph, facts: Facts, opset: int, dtype: ir.DataType, masks: frozenset[ir.Value]) -> Islands:
-    """Decides for every operator, those of nested graphs included.
-
-    Args:
-        graph: The main graph.
-        facts: Types of its values.
-        opset: The opset of the standard.
-        dtype: The half type.
-        masks: Inputs of the model that are added to scores.
-    """
-    return _Finder(facts, opset, dtype, masks).go(list(ordered(graph)))
-
-
 def ordered(graph: ir.Graph) -> Iterator[ir.Node]:
     """All nodes, those of nested graphs before the one they are nested in."""
     for node in graph:
@@ -133,7 +120,16 @@ def is_fixed(node: ir.Node, place: int, opset: int) -> bool:
     return place in _fixed(node.op_type, node.domain, opset)
 
 
-class _Finder:
+class IslandFinder:
+    """Decides for every operator of a graph, those of nested graphs included.
+
+    Args:
+        facts: Types of its values.
+        opset: The opset of the standard.
+        dtype: The half type.
+        masks: Inputs of the model that are added to scores.
+    """
+
     def __init__(self, facts: Facts, opset: int, dtype: ir.DataType, masks: frozenset[ir.Value]) -> None:
         self._facts = facts
         self._opset = opset
@@ -150,7 +146,9 @@ class _Finder:
         """Values computed from no activation."""
         self._nodes: set[ir.Node] = set()
 
-    def go(self, nodes: list[ir.Node]) -> Islands:
+    def go(self, graph: ir.Graph) -> Islands:
+        """The operators and values that stay float32."""
+        nodes = list(ordered(graph))
         for node in nodes:
             if self._is_wide(node):
                 self._widen(node)
