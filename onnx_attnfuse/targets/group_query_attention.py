@@ -181,6 +181,10 @@ def refuse(spec: AttentionSpec, meaning: Meaning, context: BuildContext, *, is_b
     refusal = None if spec.cache is None else refuse_cache(spec, shared_heads(spec))
     if refusal is not None:
         return refusal
+    if spec.cache is not None and not is_buffered and any(item.value.producer() is not None for item in spec.cache.past):
+        return Reason(
+            "computed-cache", "ONNX Runtime may write the longer cache over an earlier one that is no input of the graph"
+        )
     if not _is_causal(spec, meaning):
         return Reason("not-causal", "GroupQueryAttention is for attention to the row's own position and those before it")
     rest = [item for item in meaning.predicates if not isinstance(item, (Causal, Window))]

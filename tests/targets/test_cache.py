@@ -21,7 +21,7 @@ model ({dtype}[b, s, 32] q, {dtype}[b, s, 16] k, {dtype}[b, s, 16] v, {dtype}[b,
 {{ scale = Cast<to={number}>(scale32) nothing = Cast<to={number}>(nothing32) fill = Cast<to={number}>(fill32)
    q4 = Reshape(q, heads) qt = Transpose<perm=[0, 2, 1, 3]>(q4) k4 = Reshape(k, groups) kt = Transpose<perm=[0, 2, 1, 3]>(k4)
    v4 = Reshape(v, groups) vt = Transpose<perm=[0, 2, 1, 3]>(v4)
-   present_k = Concat<axis=2>({keys}) present_v = Concat<axis=2>({values})
+   {before} present_k = Concat<axis=2>({keys}) present_v = Concat<axis=2>({values})
    ku = Unsqueeze(present_k, second) ke = Expand(ku, twice) kr = Reshape(ke, joined) kx = Transpose<perm=[0, 1, 3, 2]>(kr)
    vu = Unsqueeze(present_v, second) ve = Expand(vu, twice) vr = Reshape(ve, joined)
    ps = Shape<start=2, end=3>(past_k) p1 = Squeeze(ps) ts = Shape<start=2, end=3>(present_k) t1 = Squeeze(ts)
@@ -37,10 +37,16 @@ _SIZES = [(2, 1, 5), (1, 4, 3), (3, 4, 0), (2, 3, 4)]
 
 
 def _model(
-    seen: str = _CAUSAL, *, dtype: str = "float", opset: int = 18, keys: str = "past_k, kt", values: str = "past_v, vt"
+    seen: str = _CAUSAL,
+    *,
+    dtype: str = "float",
+    opset: int = 18,
+    before: str = "",
+    keys: str = "past_k, kt",
+    values: str = "past_v, vt",
 ) -> onnx.ModelProto:
-    number = {"float16": 10, "float": 1}[dtype]
-    text = _TEXT.format(seen=seen, dtype=dtype, number=number, opset=opset, keys=keys, values=values, fill=_LOWEST[dtype])
+    number, fill = {"float16": 10, "float": 1}[dtype], _LOWEST[dtype]
+    text = _TEXT.format(seen=seen, dtype=dtype, number=number, opset=opset, before=before, keys=keys, values=values, fill=fill)
     return onnx.parser.parse_model(text)
 
 
@@ -118,6 +124,15 @@ def test_the_grouped_operator_on_a_cpu() -> None:
     (site,) = result.report.sites
     assert (site.mask_form or "").startswith("GroupQueryAttention causal, else ")
     _same(model, result.model)
+
+
+def test_the_grouped_operator_is_no_choice_for_a_computed_cache() -> None:
+    """Up to 1.31 ONNX Runtime gives the longer cache the memory of a computed one that nothing reads later, and fails."""
+    before = "old_k = Neg(past_k) old_v = Neg(past_v)"
+    model = _model(before=before, keys="old_k, kt", values="old_v, vt")
+    result = onnx_attnfuse.optimize(model, ep="cpu", target="GroupQueryAttention", verify="sites")
+    assert [(site.op, site.reasons[0].code) for site in result.report.sites] == [(None, "computed-cache")]
+    _same(model, onnx_attnfuse.optimize(model, ep="cpu", verify="sites").model)
 
 
 def test_on_a_cpu_a_prompt_of_several_entries_keeps_the_positions_of_each() -> None:
