@@ -10,6 +10,7 @@ All operands are values of the graph together with their axes (`axes.factors`): 
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterator
 from typing import Literal, TypeAlias
 
@@ -154,8 +155,8 @@ class RowRule:
     keep_where: bool = True
     is_product: bool = False
     """Weights are multiplied by the condition as 0 or 1, which leaves NaN as it is."""
-    lowest_counts: bool = False
-    """Without a condition: a row masked by the lowest float32 throughout is zero too, not only one of -inf."""
+    lowest: float = -math.inf
+    """Without a condition: a row that this number or lower ones mask throughout is zero, not only one of -inf."""
 
 
 @dataclasses.dataclass(frozen=True)

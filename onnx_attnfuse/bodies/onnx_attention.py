@@ -27,7 +27,7 @@ from onnx_attnfuse.bodies.core import (
 )
 from onnx_attnfuse.bodies.fused_node import Body, FusedNode
 from onnx_attnfuse.graph.build import Builder, dims_of
-from onnx_attnfuse.graph.dtypes import HALVES, largest, last_step, widened
+from onnx_attnfuse.graph.dtypes import held_as_lowest, largest, widened
 from onnx_attnfuse.graph.sizes import Dim
 from onnx_attnfuse.reasons import Refused
 
@@ -150,6 +150,5 @@ def _unseen(fused: FusedNode, mask: ir.Value, scores: tuple[Dim, Dim]) -> ir.Val
     if any(one != other for one, other in pairs if isinstance(one, int) and isinstance(other, int)):
         return mask
     wide = widened(dtype)
-    least = build.scalar(last_step(dtype) / (2 if dtype in HALVES else 1) - largest(dtype), wide)
-    seen = compared(build, "GreaterOrEqual", build.cast(mask, wide), least)
+    seen = compared(build, "Greater", build.cast(mask, wide), build.scalar(held_as_lowest(dtype), wide))
     return chosen(build, seen, mask, build.scalar(-math.inf, dtype))

@@ -50,10 +50,11 @@ def largest(dtype: ir.DataType) -> float:
     return float(cast("float", ml_dtypes.finfo(dtype.numpy()).max))
 
 
-def last_step(dtype: ir.DataType) -> float:
-    """How far the largest finite number of a float type is from the one before it."""
-    eps = float(cast("float", ml_dtypes.finfo(dtype.numpy()).eps))
-    return largest(dtype) * eps / (2 - eps)
+def held_as_lowest(dtype: ir.DataType) -> float:
+    """The number from which down a float type holds its lowest number; that of a half is a number of float32."""
+    eps, wide = float(cast("float", ml_dtypes.finfo(dtype.numpy()).eps)), widened(dtype).numpy().type
+    step = largest(dtype) * eps / (2 - eps)
+    return float(np.nextafter(wide((step / 2 if dtype in HALVES else step) - largest(dtype)), wide(-math.inf)))
 
 
 def within(number: float, dtype: ir.DataType) -> float:

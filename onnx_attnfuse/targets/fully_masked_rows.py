@@ -21,7 +21,7 @@ from onnx_attnfuse.attention.spec import Added, AttentionSpec, Floored, Replaced
 from onnx_attnfuse.graph.assumptions import AssumptionName
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.dtypes import largest
-from onnx_attnfuse.graph.thresholds import ABSORBS, ABSORBS_HALF, LEAST_EXPONENT, LEVELS_HALF, LOWEST_FLOAT32, ROUNDS_HALF
+from onnx_attnfuse.graph.thresholds import ABSORBS, ABSORBS_HALF, LEAST_EXPONENT, LEVELS_HALF, ROUNDS_HALF
 from onnx_attnfuse.reasons import Refused
 from onnx_attnfuse.targets.base import BuildContext, MaskEncoding
 from onnx_attnfuse.targets.bias import BiasEmitter, bias_emitter, is_infinite
@@ -134,12 +134,11 @@ def _with_dead_rows(
     if spec.dtype is not None and _is_floored_elsewhere(-largest(spec.dtype), spec, context):
         rows = _level_dead_rows(rows, compact, -largest(spec.dtype), context)
     guards = [rule for rule in spec.row_rules if rule.condition is None]
-    lowest_counts = any(rule.lowest_counts for rule in guards)
+    bound = max((rule.lowest for rule in guards), default=-math.inf)
     lowest = lowest_of(spec, context)
     if zeroes:
         return _unless_zero(rows, compact, spec, fills, context)
-    if lowest <= (LOWEST_FLOAT32 if lowest_counts else -math.inf) and (guards or not context.device.provider.keeps_nan_rows):
-        bound = LOWEST_FLOAT32 if lowest_counts else -math.inf
+    if lowest <= bound and (guards or not context.device.provider.keeps_nan_rows):
         rows = _refill_dead_rows(rows, compact, bound, 0.0 if guards else math.nan, context)
     levelled = _levelled_below(spec, lowest, context)
     return rows if levelled is None else _level_dead_rows(rows, compact, levelled, context)
@@ -151,6 +150,8 @@ def _levels(masked: MaskedKeys, absorbs: float, context: BuildContext) -> tuple[
     Raises:
         Refused: It may not be.
     """
+    if absorbs != ABSORBS and any(key.scored and LEVELS_HALF < key.high < context.bounds.masked_from for key in masked.keys):
+        raise Refused("rounded-mask", "rows without a key keep their scores as float16 rounds them beside the masking number")
     if not takes_rows_level(masked, absorbs):
         return ()
     if not context.bounds.level_rows:
@@ -203,7 +204,7 @@ def _unless_zero(rows: Rows, compact: IndexedValue, spec: AttentionSpec, fills: 
     builder, lowest = context.builder, lowest_of(spec, context)
     assert spec.dtype is not None
     guards = [rule for rule in spec.row_rules if rule.condition is None]
-    if any(rule.lowest_counts for rule in guards):
+    if any(rule.lowest > -math.inf for rule in guards):
         return rows
     if lowest == -math.inf and not guards:
         rows = _refill_dead_rows(rows, compact, -math.inf, math.nan, context)

@@ -6,12 +6,12 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from onnx_attnfuse.graph.dtypes import FLOATS, largest, last_step
+from onnx_attnfuse.graph.dtypes import FLOATS, held_as_lowest, largest, widened
 
 
 @pytest.mark.parametrize("dtype", sorted(FLOATS, key=str), ids=str)
-def test_the_last_step_of_a_float_type_leads_to_its_largest_number(dtype: ir.DataType) -> None:
-    top = np.asarray([largest(dtype)], dtype.numpy())
-    bits = top.view(f"u{top.itemsize}")
-    before = (bits - bits.dtype.type(1)).view(top.dtype)
-    assert last_step(dtype) == float(top[0]) - float(before[0]) > 0
+def test_a_float_type_holds_as_its_lowest_what_is_rounded_to_it(dtype: ir.DataType) -> None:
+    lowest, wide = -largest(dtype), widened(dtype).numpy()
+    number = np.asarray(held_as_lowest(dtype), wide)
+    assert float(number.astype(dtype.numpy())) == lowest
+    assert float(np.nextafter(number, wide.type(0)).astype(dtype.numpy())) > lowest

@@ -27,6 +27,7 @@ from onnx_attnfuse.attention.spec import Added, AttentionSpec, Cache, Mask, Repl
 from onnx_attnfuse.containment import Subject, contained
 from onnx_attnfuse.graph import sizes
 from onnx_attnfuse.graph.constants import attribute, constant_tensor
+from onnx_attnfuse.graph.dtypes import held_as_lowest
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.facts_view import Dims
 from onnx_attnfuse.graph.ops import CONTRIB, is_attention, is_other_attention
@@ -176,7 +177,9 @@ def _mask(node: ir.Node, mask: ir.Value | None, scores: Axes, facts: Facts) -> t
     repeated = {length(axis) for dim, axis in matrix if dim == 1}
     if not all(isinstance(size, int) for size in repeated) and rows_disagree(indexed, Reader(facts), Bounds(facts)):
         raise Refused("kernels-disagree", _SOMETIMES_REPEATED, node.name)
-    return (Added(indexed),), (RowRule(None, lowest_counts=repeated <= {1}),)
+    dtype = facts.dtype(mask)
+    lowest = held_as_lowest(dtype) if dtype is not None and repeated <= {1} else -math.inf
+    return (Added(indexed),), (RowRule(None, lowest=lowest),)
 
 
 _READING = Subject("reading an attention")

@@ -277,7 +277,7 @@ def _low_rule(
     if {leaf for axis in largest.axes for leaf in leaves(axis)} != others or bound > reader.facts.assumed.masked_from or not low:
         message = f"the weights are zeroed where '{largest.value.name}' is {bound:g} or less, which rows with a key may be, too"
         raise Refused("weights-zeroed", message, taken.node.name)
-    return RowRule(None, lowest_counts=bool(lowest))
+    return RowRule(None, lowest=LOWEST_FLOAT32 if lowest else -math.inf)
 
 
 def _result_scales(weights: WeightPath, key_axis: Axis, facts: Facts) -> tuple[ScaleValue, ...]:

@@ -45,3 +45,37 @@ def test_a_mask_that_is_repeated_for_some_lengths_only_is_left() -> None:
     result = onnx_attnfuse.optimize(_model("s", "t", "1, t"), ep="cpu", target="MultiHeadAttention", verify="none")
     (site,) = result.report.sites
     assert (site.op, site.reasons[0].code) == ("Attention", "kernels-disagree")
+
+
+_HALF = """<ir_version: 10, opset_import: ["" : 23]>
+g (float16[b, 2, s, 8] q, float16[b, 2, s, 8] k, float16[b, 2, s, 8] v, bool[b, 1, s, s] near, bool[b, 1, s, s] kept)
+=> (float16[b, 2, s, 8] y)
+<float nothing = {0}, float number = {%s}, float large = {-3e38}>
+{ none = Cast<to=10>(nothing) low = Cast<to=10>(number) twice = Add(large, large) inf = Cast<to=10>(twice)
+  one = Where(near, none, low) other = Where(kept, none, inf) m = Add(one, other) y = Attention(q, k, v, m) }"""
+
+
+@pytest.mark.parametrize("verify", ["none", "sites"])
+@pytest.mark.parametrize("lowest", [pytest.param(True, id="the lowest"), pytest.param(False, id="one above it")])
+def test_the_lowest_number_is_that_of_the_type_of_the_mask(lowest: bool, verify: str) -> None:
+    model = onnx.parser.parse_model(_HALF % ("-65504" if lowest else "-65440"))
+    result = onnx_attnfuse.optimize(model, ep="cpu", verify=verify)
+    rng = np.random.default_rng(5)
+    feeds: dict[str, np.ndarray] = {name: 2 * rng.standard_normal((2, 2, 5, 8)).astype(np.float16) for name in "qkv"}
+    feeds |= {name: np.ones((2, 1, 5, 5), bool) for name in ("near", "kept")}
+    feeds["near"][0, 0, 1, 1:], feeds["kept"][0, 0, 1, 0] = False, False  # both mask, each some keys
+    feeds["near"][1, 0, 4] = False
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    old, new = (
+        onnxruntime.InferenceSession(item.SerializeToString(), options).run(None, feeds)[0] for item in (model, result.model)
+    )
+    assert old[0, :, 1].any() != lowest
+    np.testing.assert_allclose(new, old, atol=8e-3)
+    assert (result.report.fused == 1) >= lowest
+
+
+def test_a_number_that_float16_rounds_scores_beside_is_left() -> None:
+    result = onnx_attnfuse.optimize(onnx.parser.parse_model(_HALF % "-5000"), ep="cpu", verify="none")
+    (site,) = result.report.sites
+    assert (site.op, site.reasons[0].code) == ("Attention", "rounded-mask")
