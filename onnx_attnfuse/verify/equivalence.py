@@ -184,7 +184,7 @@ class _Examiner:
 
     def __init__(self, subgraph: Subgraph, origin: _Origin, operators: Operators, *, rounded: bool) -> None:
         self._rounded = rounded
-        self._without_rows: tuple[Pattern, ...] = ("empty", "left", "holes", "index") if rounded else ("empty", "left")
+        self._without_rows: tuple[Pattern, ...] = ("empty", "apart", "left", *(("holes", "index") if rounded else ()))
         """Patterns with rows that float32 and float16 may differ in, as they have no key."""
         inner = {origin.facts.dtype(value) for node in subgraph.nodes for value in node.outputs}
         self._dtypes = inner | {item.dtype for item in subgraph.inputs}

@@ -1,7 +1,8 @@
 """Adversarial inputs: possible contents of masks, index tensors and activations at run time, the unlikely included.
 
 Nothing says which input is a mask. So every input of a graph that has rows gets the patterns of one, whatever its type: all kept,
-right and left padding, holes, a row with nothing kept, and counting up, as positions do. Refused inputs are skipped.
+right and left padding, holes, a row with nothing kept by each or by all together, and counting up, as positions do. Refused
+inputs are skipped.
 All of it is a pure function of the case, so the same piece gets the same numbers in every run.
 """
 
@@ -21,8 +22,9 @@ from onnx_attnfuse.graph.dtypes import largest
 from onnx_attnfuse.verify.subgraph import Role
 
 Array = npt.NDArray[Any]
-Pattern = Literal["full", "right", "left", "holes", "empty", "index"]
-"""Which positions are kept: all; a prefix; a suffix; most of them; none in one row; as `full`, but integers count up."""
+Pattern = Literal["full", "right", "left", "holes", "empty", "apart", "index"]
+"""Which positions are kept: all; a prefix; a suffix; most of them; none in one row; in one row others by each input, none by two;
+as `full`, but integers count up."""
 Encoding = Literal["plain", "lowest", "infinite", "thousands", "normal", "mixed"]
 """How a float input says it: 1 and 0; 0 and the lowest number, -inf or -10000; not at all, it is an ordinary bias; each input in
 another of these ways."""
@@ -57,7 +59,12 @@ class InputCase:
 
     def __str__(self) -> str:
         names = {"full": "no padding", "right": "right padding", "left": "left padding", "holes": "holes"}
-        name = names.get(self.pattern) or {"empty": "a fully masked row", "index": "counting inputs"}[self.pattern]
+        name = (
+            names.get(self.pattern)
+            or {"empty": "a fully masked row", "apart": "a row that masks empty together", "index": "counting inputs"}[
+                self.pattern
+            ]
+        )
         encoding = {"plain": "1/0", "normal": "a bias", "mixed": "of several kinds"}.get(self.encoding, f"0/{self.encoding}")
         shifted = ", shifted" if self.is_extreme and self.turn else ""
         return f"{name}, float inputs {encoding.replace('infinite', '-inf')}, operands times {self.factor:g}{shifted}"
@@ -82,6 +89,7 @@ _GROUPS: tuple[tuple[InputCase, ...], ...] = (
         InputCase("holes", "infinite", 1.5),
         InputCase("empty", "lowest", 1.0),
         InputCase("empty", "infinite", 1.0),
+        InputCase("apart", "lowest", 1.0),
         InputCase("holes", "plain", LARGE),
         InputCase("empty", "mixed", 1.0, turn=1),
         InputCase("holes", "mixed", 1.0, turn=2),
@@ -130,7 +138,7 @@ def case_groups(slots: Sequence[Slot]) -> list[list[InputCase]]:
     for group in _GROUPS:
         kept: dict[tuple[object, ...], InputCase] = {}
         for case in group:
-            if case.encoding == "mixed" and floats < 2:
+            if (case.encoding == "mixed" and floats < 2) or (case.pattern == "apart" and len(masked) < 2):
                 continue
             large = case.factor == LARGE
             key = (
@@ -156,11 +164,12 @@ def feeds(
 ) -> dict[str, Array]:
     """An array for every slot; another seed draws other ones, and integers without axes are `count` if it is given."""
     rng = np.random.default_rng((len(slots), seed) if seed else len(slots))
-    places = {True: itertools.count(), False: itertools.count()}
+    places, masks = {True: itertools.count(), False: itertools.count()}, itertools.count()
     found: dict[str, Array] = {}
     for slot, shape in zip(slots, shapes, strict=True):
         own = _for_one(case, slot, next(places[slot.addend])) if slot.addend or slot.role in {"given", "operand"} else case
-        found[slot.name] = np.asarray(_filled(slot, tuple(shape), own, rng))
+        place = next(masks) if slot.rank > 1 and _is_masklike(slot) else 0
+        found[slot.name] = np.asarray(_filled(slot, tuple(shape), own, rng, place))
         if count is not None and slot.is_count:
             found[slot.name] = np.asarray(count, slot.dtype.numpy())
     return found
@@ -178,7 +187,7 @@ def _for_one(case: InputCase, slot: Slot, place: int) -> InputCase:
     return dataclasses.replace(case, encoding="lowest" if encoding == "thousands" and case.pattern == "empty" else encoding)
 
 
-def _filled(slot: Slot, shape: tuple[int, ...], case: InputCase, rng: np.random.Generator) -> Array:
+def _filled(slot: Slot, shape: tuple[int, ...], case: InputCase, rng: np.random.Generator, place: int) -> Array:
     if slot.array is not None:
         return slot.array
     dtype = slot.dtype.numpy()
@@ -187,11 +196,11 @@ def _filled(slot: Slot, shape: tuple[int, ...], case: InputCase, rng: np.random.
     if slot.role == "weight":
         return _weight(shape, slot.summed, rng).astype(dtype)
     if slot.dtype.is_floating_point():
-        return _floats(slot.role, shape, case, rng, -largest(slot.dtype)).astype(dtype)
+        return _floats(slot.role, shape, case, rng, -largest(slot.dtype), place).astype(dtype)
     if len(shape) > 1:
         if case.pattern == "index" and dtype.kind != "b":
             return np.broadcast_to(np.arange(shape[-1]), shape).astype(dtype)
-        return kept_positions(case.pattern, shape, rng).astype(dtype)
+        return kept_positions(case.pattern, shape, rng, place).astype(dtype)
     if dtype.kind == "b":
         return np.asarray(rng.random(shape) < 0.7) if case.pattern == "holes" else np.ones(shape, np.bool_)
     if not shape:
@@ -207,7 +216,7 @@ def _weight(shape: tuple[int, ...], summed: int, rng: np.random.Generator) -> Ar
     return np.resize(numbers, shape)
 
 
-def _floats(role: Role, shape: tuple[int, ...], case: InputCase, rng: np.random.Generator, lowest: float) -> Array:
+def _floats(role: Role, shape: tuple[int, ...], case: InputCase, rng: np.random.Generator, lowest: float, place: int) -> Array:
     normal = rng.standard_normal(shape, np.float32)
     if role == "operand":
         return normal * np.float32(case.factor) + np.float32(_SHIFT * case.turn)
@@ -217,27 +226,29 @@ def _floats(role: Role, shape: tuple[int, ...], case: InputCase, rng: np.random.
         return normal
     if len(shape) < 2:
         return np.abs(normal) + np.float32(0.5)
-    kept = kept_positions(case.pattern, shape, rng)
+    kept = kept_positions(case.pattern, shape, rng, place)
     if case.encoding == "plain":
         return kept.astype(np.float32)
     return np.where(kept, 0.0, {"infinite": -np.inf, "thousands": -1e4}.get(case.encoding, lowest))
 
 
-def kept_positions(pattern: Pattern, shape: tuple[int, ...], rng: np.random.Generator) -> npt.NDArray[np.bool_]:
-    """True where a mask of at least two axes keeps a position; padding differs by the first axis."""
+def kept_positions(pattern: Pattern, shape: tuple[int, ...], rng: np.random.Generator, place: int = 0) -> npt.NDArray[np.bool_]:
+    """True where a mask, of several in some place, keeps a position; padding differs by the first axis."""
     kept = np.ones(shape, np.bool_)
     if not kept.size:
         return kept
-    last = shape[-1]
+    last, row = shape[-1], -1 if len(shape) == 2 else (0, ..., shape[-2] // 2, slice(None))
     if pattern == "holes":
         kept[...] = rng.random(shape) < 0.7
         kept[..., rng.integers(last)] = True
     elif pattern == "empty":
-        kept[-1 if len(shape) == 2 else (0, ..., shape[-2] // 2, slice(None))] = False
+        kept[row] = False
+    elif pattern == "apart":
+        kept[row] = np.arange(last) % 2 == place % 2
     elif pattern in {"right", "left"}:
-        for row in range(shape[0]):
-            count = min(last - 1, row + 1)
-            kept[row, ..., slice(last - count, None) if pattern == "right" else slice(count)] = False
+        for entry in range(shape[0]):
+            count = min(last - 1, entry + 1)
+            kept[entry, ..., slice(last - count, None) if pattern == "right" else slice(count)] = False
     return kept
 
 

@@ -261,6 +261,17 @@ def test_each_of_several_masks_that_are_added_has_an_encoding_of_its_own() -> No
     assert not [case for case in case_groups(slots[1:2])[0] if case.encoding == "mixed"]
 
 
+def test_two_masks_empty_a_row_together_that_neither_empties() -> None:
+    slots = [
+        Slot(name, role, ir.DataType.BOOL, 4, blank=False) for name, role in (("a", "given"), ("q", "weight"), ("b", "given"))
+    ]
+    (case,) = (case for case in case_groups(slots)[0] if case.pattern == "apart")
+    found = feeds(slots, [(2, 1, 5, 6)] * 3, case)
+    assert all(found[name].any(axis=-1).all() for name in "ab")
+    assert np.argwhere(~(found["a"] & found["b"]).any(axis=-1)).tolist() == [[0, 0, 2]]
+    assert not [case for case in case_groups(slots[:2])[0] if case.pattern == "apart"]
+
+
 @pytest.mark.parametrize(("fill", "equal"), [("inf", True), ("-50", False)])
 def test_a_fill_that_large_or_low_scores_reach_is_no_mask(fill: str, equal: bool) -> None:
     weak = f"weak = Where(row, open, {'closed' if equal else 'fifty'})\n    full = Expand(weak,"
