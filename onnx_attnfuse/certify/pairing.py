@@ -305,7 +305,7 @@ def _lengths(side: Side) -> Iterator[sizes.Size]:
     for node in side.scope.graph:
         value = node.inputs[0] if node.op_type in {"Softmax", *_ATTENTIONS} and node.inputs else None
         for dim in (None if value is None else side.scope.facts.dims(value)) or ():
-            if isinstance(dim, sizes.Size) and dim.factor == 1 and len(dim.atoms) == 1:
+            if isinstance(dim, sizes.Size) and sizes.lone_atom(dim) is not None:
                 yield dim
 
 

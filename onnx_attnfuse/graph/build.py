@@ -27,7 +27,7 @@ from onnx_attnfuse.reasons import Refused
 _AXES_ARE_INPUT = {"ReduceSum": 13}
 """The opset from which on a reduction is given its axes as an input, where it is not 18."""
 _OPPOSITES, _COMPARED_SINCE = {"LessOrEqual": "Greater", "GreaterOrEqual": "Less"}, 12
-_ALLOWS_ZERO_SINCE, _SQUEEZES_BY_INPUT_SINCE = 14, 13
+_ALLOWS_ZERO_SINCE, _SQUEEZES_BY_INPUT_SINCE, _ASKS_ONE_AXIS_SINCE = 14, 13, 15
 _WHICH = {"Max": "Greater", "Min": "Less"}
 _END_OF_AXIS = (1 << 63) - 1
 _ARITHMETIC: dict[object, str] = {sum: "Add", max: "Max", min: "Min"}
@@ -331,6 +331,13 @@ class Builder:
         counts = self.reduce(by, self.cast(test, ir.DataType.FLOAT), axes, keep=keep)
         return self.cast(counts, ir.DataType.BOOL)
 
+    def length(self, value: ir.Value, axis: int) -> ir.Value:
+        """The length of an axis as it is at run time, a vector of one element."""
+        if self.opset >= _ASKS_ONE_AXIS_SINCE:
+            return self.node("Shape", [value], {"start": axis, "end": axis + 1}, dims=[1], dtype=ir.DataType.INT64)
+        whole = self.node("Shape", [value], dims=[self.facts.rank(value) or 0], dtype=ir.DataType.INT64)
+        return self.slice(whole, 0, axis, axis + 1)
+
     def shape(self, dims: Sequence[Dim]) -> ir.Value:
         """A vector of sizes, computed at run time where they are symbols."""
         numbers = [dim for dim in dims if isinstance(dim, int)]
@@ -363,11 +370,7 @@ class Builder:
 
     def _atom(self, atom: Atom) -> ir.Value:
         if atom.evaluate is None:
-            value, axis = self.facts.origins[atom.key]
-            if self.opset >= 15:
-                return self.node("Shape", [value], {"start": axis, "end": axis + 1}, dims=[1], dtype=ir.DataType.INT64)
-            whole = self.node("Shape", [value], dims=[self.facts.rank(value) or 0], dtype=ir.DataType.INT64)
-            return self.slice(whole, 0, axis, axis + 1)
+            return self.length(*self.facts.origins[atom.key])
         parts = [self._size(part) for part in atom.parts]
         operator = _ARITHMETIC.get(atom.evaluate, "Div")
         if operator == "Div" and any(isinstance(part, Size) and part.factor < 0 for part in summands(atom.parts[0])):

@@ -86,7 +86,7 @@ def said(same: Iterable[Sequence[str]], names: Sequence[str]) -> Iterator[tuple[
 def pasts(pairs: Iterable[tuple[Dim, Dim]]) -> Iterator[tuple[Dim, Dim]]:
     """The pairs of earlier and new positions that meet, one of them perhaps cut where the other ends, as a mask to its keys."""
     for left, right in pairs:
-        yield from filter(have_new_positions, itertools.product(_cut_from(left), _cut_from(right)))
+        yield from filter(have_new_positions, itertools.product(sizes.alternatives(left, min), sizes.alternatives(right, min)))
 
 
 def appended(graph: ir.Graph, dims: Mapping[ir.Value, Sequence[Dim]]) -> Iterator[tuple[Dim, Dim]]:
@@ -97,12 +97,6 @@ def appended(graph: ir.Graph, dims: Mapping[ir.Value, Sequence[Dim]]) -> Iterato
             shape: Sequence[Dim] = dims.get(node.outputs[0], ())
             totals += [shape[attribute(node, "axis", 0)]] if len(shape) == _RANK else []
     yield from itertools.pairwise(totals)
-
-
-def _cut_from(dim: Dim) -> tuple[Dim, ...]:
-    """The sizes that `dim` is the smaller of."""
-    lone = dim.atoms[0] if isinstance(dim, Size) and dim.factor == 1 and len(dim.atoms) == 1 else None
-    return lone.parts if lone is not None and lone.evaluate is min else (dim,)
 
 
 def have_new_positions(pair: tuple[Dim, Dim]) -> bool:

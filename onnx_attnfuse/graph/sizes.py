@@ -220,10 +220,10 @@ def broadcast(dims: Iterable[Dim]) -> Dim:
     return _largest(flat) if flat else 1
 
 
-def alternatives(dim: Dim) -> tuple[Dim, ...]:
-    """The sizes that `dim` is the largest of."""
-    lone = dim.atoms[0] if isinstance(dim, Size) and dim.factor == 1 and len(dim.atoms) == 1 else None
-    return lone.parts if lone is not None and lone.evaluate is max else (dim,)
+def alternatives(dim: Dim, of: Callable[[list[int]], int] = max) -> tuple[Dim, ...]:
+    """The sizes that `dim` is the largest of, or the smallest."""
+    lone = lone_atom(dim)
+    return lone.parts if lone is not None and lone.evaluate is of else (dim,)
 
 
 def _is_at_least(one: Dim, other: Dim) -> bool:
@@ -305,11 +305,15 @@ def evaluate(dim: Dim, values: Mapping[str, int]) -> int:
     return result
 
 
+def lone_atom(dim: Dim | None) -> Atom | None:
+    """A symbol, sum, quotient or extreme that is all of a size."""
+    return dim.atoms[0] if isinstance(dim, Size) and dim.factor == 1 and len(dim.atoms) == 1 else None
+
+
 def lone_symbol(dim: Dim | None) -> str | None:
     """The name of a size that is one symbol and nothing else; None for any other."""
-    if not isinstance(dim, Size) or dim.factor != 1 or len(dim.atoms) != 1 or dim.atoms[0].evaluate is not None:
-        return None
-    return dim.atoms[0].key
+    atom = lone_atom(dim)
+    return None if atom is None or atom.evaluate is not None else atom.key
 
 
 def symbols(dim: Dim) -> set[str]:

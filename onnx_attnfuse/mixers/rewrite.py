@@ -16,12 +16,12 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 import onnx_ir as ir
 
-from onnx_attnfuse.certify.arrays import axes_of, scalar, without_repeats
+from onnx_attnfuse.certify.arrays import aligned, axes_of, scalar, without_repeats
 from onnx_attnfuse.certify.claims import places_of
 from onnx_attnfuse.certify.execution import UNKNOWN, Execution, length_of
 from onnx_attnfuse.certify.interned import aside
 from onnx_attnfuse.certify.prover import Prover
-from onnx_attnfuse.certify.terms import ONE, ZERO, Term, index, size
+from onnx_attnfuse.certify.terms import Term, index, size
 from onnx_attnfuse.graph.build import Builder, dims_of
 from onnx_attnfuse.graph.constants import attribute, attributes, constant_array, is_constant
 from onnx_attnfuse.graph.facts import Facts
@@ -87,7 +87,7 @@ class Reading(Execution):
     def element(self, value: ir.Value) -> tuple[tuple[Term, ...], Term]:
         """Indices of a value, 0 on axes of length 1, and its element there, computed by the nodes above it."""
         array = self.array(value, beyond=True)
-        place = tuple(ZERO if length is ONE else item for length, item in zip(array.shape, axes_of(array), strict=True))
+        place = aligned(axes_of(array), array.shape)
         return place, array.at(*place)
 
     def value(self, atom: Term) -> ir.Value | None:
@@ -117,7 +117,7 @@ def proved(pairs: Pairs, ends: Ends, facts: Facts, turn: Turn | None = None, def
             for old, new in pairs:
                 one, other = reading.array(old, beyond=True), reading.array(new, beyond=True)
                 lengths = [*zip(one.shape, other.shape, strict=True)]
-                place = [ZERO if length is ONE else item for item, length in zip(places_of(one, other), one.shape, strict=True)]
+                place = aligned(places_of(one, other), one.shape)
                 if not all(prover.equal(*terms, ()) for terms in (*lengths, (one.at(*place), other.at(*place)))):
                     return None
         except UNKNOWN:

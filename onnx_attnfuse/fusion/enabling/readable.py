@@ -31,7 +31,6 @@ from onnx_attnfuse.certify.interned import aside
 from onnx_attnfuse.certify.magnitudes import are_small
 from onnx_attnfuse.certify.terms import (
     NINF,
-    ONE,
     ZERO,
     Number,
     Polynomial,
@@ -208,8 +207,7 @@ def _form(scores: ir.Value, product: ir.Value, nodes: Sequence[ir.Node], facts: 
     reading = Reading(facts, [product])
     try:
         array, own = reading.array(scores, beyond=True), reading.array(product)
-        places = zip(axes_of(array), array.shape, strict=True)
-        place = tuple(ZERO if length is ONE else item for item, length in places)
+        place = aligned(axes_of(array), array.shape)
         term, score = array.at(*place), own.at(*aligned(place, own.shape))
     except UNKNOWN:
         return None

@@ -24,7 +24,7 @@ from onnx_attnfuse.fusion.shared_cache.static import written_at
 from onnx_attnfuse.graph.build import Builder, dims_of, dtype_of
 from onnx_attnfuse.graph.edit import answer_shapes
 from onnx_attnfuse.graph.facts import Facts
-from onnx_attnfuse.graph.sizes import Dim, Size
+from onnx_attnfuse.graph.sizes import Dim, Size, lone_atom, lone_symbol
 from onnx_attnfuse.graph.sweep import sweep
 from onnx_attnfuse.graph.uses import is_copy, label, sources, viewers
 from onnx_attnfuse.reasons import Refused
@@ -91,7 +91,7 @@ def read_lengths(
     start, end, axis = builder.shape([new * -1]), builder.constant([np.iinfo(np.int64).max]), builder.constant([1])
     earlier = builder.node("Slice", [mask, builder.constant([0]), start, axis], dims=[batch, past], dtype=dtype)
     facts.origins[past.atoms[0].key] = (earlier, 1)
-    total = builder.cast(builder.reshape(_length(builder, mask), []), _SMALL)
+    total = builder.cast(builder.reshape(builder.length(mask, 1), []), _SMALL)
     kept = builder.cast(mask, ir.DataType.BOOL)
     ones = builder.cast(kept, _SMALL)
     current = builder.node("Slice", [ones, start, end, axis], dims=[batch, new], dtype=_SMALL)
@@ -163,13 +163,6 @@ def answer_for_past(builder: Builder, past: ir.Value) -> None:
     answer_shapes(past, builder)
 
 
-def _length(builder: Builder, mask: ir.Value) -> ir.Value:
-    """The second axis of the mask, as it is."""
-    if builder.opset >= 15:
-        return builder.node("Shape", [mask], {"start": 1, "end": 2}, dims=[1], dtype=_INT)
-    return builder.slice(builder.node("Shape", [mask], dims=[2], dtype=_INT), 0, 1, 2)
-
-
 _CACHE_AXES = 4
 
 
@@ -195,13 +188,13 @@ def prepare(graph: ir.Graph, builder: Builder, site: CachedSite, mask: ir.Value)
     if isinstance(new, Size):
         others = [value for value in graph.inputs if value not in {filled.position, mask}]
         places = [(value, axis) for value in others for axis, dim in enumerate(facts.dims(value) or ()) if dim == new]
-        if not places or new.factor != 1 or len(new.atoms) != 1:
+        if not places or lone_atom(new) is None:
             raise Refused("cache-kept", f"only '{filled.position.name}' says how many positions are new", site.spec.name)
         facts.origins[new.atoms[0].key] = places[0]
     dims = dims_of(builder, mask)
     if isinstance(filled.length, Size):
         own = {mask, *site.past}
-        if filled.length.factor != 1 or len(filled.length.atoms) != 1 or filled.length.atoms[0].evaluate is not None:
+        if lone_symbol(filled.length) is None:
             raise Refused("cache-kept", "the buffer length is not a size that the caller can choose", site.spec.name)
         if any(filled.length in (facts.dims(value) or ()) for value in graph.inputs if value not in own and not _is_cache(value)):
             raise Refused("cache-kept", "an input that is neither a cache nor its mask is as long as the buffer", site.spec.name)

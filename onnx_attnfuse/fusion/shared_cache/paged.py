@@ -26,7 +26,7 @@ from onnx_attnfuse.graph.constants import attribute, is_standard
 from onnx_attnfuse.graph.edit import answer_shapes, connect
 from onnx_attnfuse.graph.fixed_sizes import with_numbers
 from onnx_attnfuse.graph.ops import ASKS_SHAPE, CONTRIB
-from onnx_attnfuse.graph.sizes import Dim, Size, symbols
+from onnx_attnfuse.graph.sizes import Dim, Size, lone_atom, symbols
 from onnx_attnfuse.graph.sweep import sweep_unused
 from onnx_attnfuse.graph.uses import label, live, producer_of
 from onnx_attnfuse.kernels.operators.group_query_attention import INFO
@@ -112,7 +112,7 @@ def pack(
     """
     site = attended[0].site
     new, facts = length(site.spec.axes.i), builder.facts
-    if not isinstance(new, Size) or len(new.atoms) != 1 or new.factor != 1:
+    if not isinstance(new, Size) or lone_atom(new) is None:
         raise Refused(
             "not-position-wise", f"each step has {new} tokens, and requests have any number; name that axis in the export"
         )

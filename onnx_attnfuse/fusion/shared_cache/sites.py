@@ -24,7 +24,7 @@ from onnx_attnfuse.graph.edit import answer_shapes, connect
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.ops import CASTS, RESHAPES
 from onnx_attnfuse.graph.order import NodeOrder
-from onnx_attnfuse.graph.sizes import Dim, Size
+from onnx_attnfuse.graph.sizes import Dim, Size, lone_symbol
 from onnx_attnfuse.graph.sweep import sweep
 from onnx_attnfuse.graph.uses import is_copy, is_fed, reached, viewers
 from onnx_attnfuse.reasons import Refused
@@ -104,8 +104,7 @@ def read_site(node: ir.Node, spec: AttentionSpec, meaning: Meaning, context: Bui
     reason = target.refuse(spec, meaning, context, is_buffered=True)
     if reason is not None:
         raise Refused(reason.code, reason.message, reason.node)
-    earlier = length(cache.past_axis)
-    if not isinstance(earlier, Size) or len(earlier.atoms) != 1 or earlier.factor != 1 or earlier.atoms[0].evaluate is not None:
+    if lone_symbol(length(cache.past_axis)) is None:
         raise Refused("cache-kept", "the past length is not a size that the caller can choose", spec.name)
     key, value = (_input_of(indexed) for indexed in cache.past)
     for past, present, indexed in zip((key, value), cache.present, cache.past, strict=True):
