@@ -23,7 +23,7 @@ from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.ops import CASTS, CONTRIB, REARRANGES, REPEATS, SLICES, is_contrib, plain_domain, read_as
 from onnx_attnfuse.graph.rounding import dequantizes, quantizes
 from onnx_attnfuse.graph.sweep import Detached, detach, sweep
-from onnx_attnfuse.graph.uses import before, label, reached
+from onnx_attnfuse.graph.uses import before, label, origin, reached
 
 _VIEWS = REARRANGES | REPEATS | SLICES
 _FLOAT_STEPS = _VIEWS | CASTS | frozenset("Add Clip Div Max Min Mul Neg Sub Tanh Where".split())
@@ -88,8 +88,7 @@ class DecomposedOperator:
             return False
         before = made.inputs[0]
         while before is not None and before is not self.op.outputs[0]:
-            node = before.producer()
-            before = node.inputs[0] if node is not None and is_standard(node, *_VIEWS) else None
+            before = origin(before, *_VIEWS)
         return before is not None and tuple(self.op.inputs) == self.given
 
     def put_back(self, builder: Builder) -> None:

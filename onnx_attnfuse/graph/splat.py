@@ -13,6 +13,7 @@ from onnx_attnfuse.graph.dtypes import FLOATS, within
 from onnx_attnfuse.graph.facts_view import Known
 from onnx_attnfuse.graph.ops import CASTS, REARRANGES, REPEATS, SLICES, is_standard
 from onnx_attnfuse.graph.rounding import ROUNDS, dequantized_number, dequantizes, quantized_number, quantizes
+from onnx_attnfuse.graph.uses import origin
 
 _SPREADS = REARRANGES | REPEATS | SLICES
 _COMPUTES: Mapping[str, Any] = {"Add": np.add, "Sub": np.subtract, "Mul": np.multiply, "Div": np.divide, "Neg": np.negative}
@@ -72,10 +73,8 @@ def _filled(node: ir.Node, facts: Known, depth: int) -> float | None:
 
 def _was_truth(value: ir.Value | None, facts: Known) -> bool:
     """Whether a value was cast from truth values, and so is neither infinite nor NaN."""
-    node = None if value is None else value.producer()
-    if not is_standard(node, *CASTS, *_SPREADS) or node.inputs[0] is None:
-        return False
-    return facts.dtype(node.inputs[0]) == ir.DataType.BOOL or _was_truth(node.inputs[0], facts)
+    source = origin(value, *CASTS, *_SPREADS)
+    return source is not None and (facts.dtype(source) == ir.DataType.BOOL or _was_truth(source, facts))
 
 
 def _in_type(known: float | None, old: ir.DataType | None, new: ir.DataType | None) -> float | None:

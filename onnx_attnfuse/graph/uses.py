@@ -119,12 +119,16 @@ def reached(starts: Iterable[_Item], after: Callable[[_Item], Iterable[_Item]]) 
         pending += fresh
 
 
+def origin(value: ir.Value | None, *names: str) -> ir.Value | None:
+    """The first input of the standard operator of one of some names that makes a value; None if something else makes it."""
+    node = None if value is None else value.producer()
+    return node.inputs[0] if is_standard(node, *names) else None
+
+
 def before(value: ir.Value, *names: str) -> ir.Value:
     """The value that standard operators of some names, one after the other, make a value of."""
-    node = value.producer()
-    while is_standard(node, *names) and node.inputs[0] is not None:
-        value = node.inputs[0]
-        node = value.producer()
+    while (source := origin(value, *names)) is not None:
+        value = source
     return value
 
 

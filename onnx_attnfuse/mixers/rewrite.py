@@ -39,6 +39,7 @@ from onnx_attnfuse.graph.ops import (
     is_standard,
 )
 from onnx_attnfuse.graph.sizes import Dim
+from onnx_attnfuse.graph.uses import origin
 
 Ends = Callable[[ir.Value], bool]
 Pairs = Sequence[tuple[ir.Value, ir.Value]]
@@ -216,8 +217,7 @@ def _count(node: ir.Node, facts: Facts) -> int | None:
 def ungrouped(value: ir.Value, heads: int, facts: Facts) -> tuple[ir.Value, int]:
     """A value of heads that are repeated, before that, with the number of heads there; itself where none are."""
     top = unviewed(value, facts)
-    node = top.producer()
-    source = node.inputs[0] if is_standard(node, "Expand") else None
+    source = origin(top, "Expand")
     before, after = None if source is None else facts.dims(source), facts.dims(top)
     if source is None or before is None or after is None or len(before) != len(after):
         return top, heads

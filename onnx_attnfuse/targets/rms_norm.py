@@ -23,6 +23,7 @@ from onnx_attnfuse.graph.dtypes import narrows
 from onnx_attnfuse.graph.edit import replace_inputs
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.facts_view import Dims
+from onnx_attnfuse.graph.uses import origin
 from onnx_attnfuse.kernels.operators import group_query_attention
 from onnx_attnfuse.language.expression import Tensor, mean, sqrt
 from onnx_attnfuse.language.matcher.formula import Formula
@@ -214,9 +215,9 @@ def _weight(weight: ir.Value | None, size: int, dtype: ir.DataType | None, facts
         return None
     if facts.dtype(weight) == dtype:
         return weight
-    widened = weight.producer()
-    if is_standard(widened, "Cast") and widened.inputs[0] is not None and facts.dtype(widened.inputs[0]) == dtype:
-        return widened.inputs[0]
+    given = origin(weight, "Cast")
+    if given is not None and facts.dtype(given) == dtype:
+        return given
     array = constant_array(weight)
     if array is None:
         return None

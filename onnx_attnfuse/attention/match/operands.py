@@ -22,7 +22,7 @@ from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.ops import is_contrib
 from onnx_attnfuse.graph.scaling import read_scaling
 from onnx_attnfuse.graph.sizes import Dim
-from onnx_attnfuse.graph.uses import viewers
+from onnx_attnfuse.graph.uses import origin, viewers
 
 _MAX_VIEW_CHAIN = 24
 """Views are followed this far; longer chains do not occur and would only cost time."""
@@ -66,13 +66,10 @@ def _rotated(source: Source, facts: Facts, channels: Axis) -> Source | None:
 
 def _widened(indexed: IndexedValue, facts: Facts) -> IndexedValue | None:
     """The half-precision value that was cast to float32, which loses nothing."""
-    node = indexed.value.producer()
-    if not is_standard(node, "Cast") or node.inputs[0] is None:
+    narrow = origin(indexed.value, "Cast")
+    if narrow is None or facts.dtype(indexed.value) != ir.DataType.FLOAT or facts.dtype(narrow) not in HALVES:
         return None
-    before = facts.dtype(node.inputs[0])
-    if facts.dtype(indexed.value) != ir.DataType.FLOAT or before not in HALVES:
-        return None
-    return IndexedValue(node.inputs[0], indexed.axes)
+    return IndexedValue(narrow, indexed.axes)
 
 
 def _scaled(source: Source, facts: Facts) -> Source | None:

@@ -22,7 +22,7 @@ from onnx_attnfuse.graph.dtypes import HALVES
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.ops import CONTRIB
 from onnx_attnfuse.graph.rules.reading import axes_of
-from onnx_attnfuse.graph.uses import only_reader, producer_of, viewers
+from onnx_attnfuse.graph.uses import only_reader, origin, producer_of, viewers
 from onnx_attnfuse.kernels.operators.bias_split_gelu import INFO, WIDTHS
 from onnx_attnfuse.language.expression import Tensor, erf
 from onnx_attnfuse.language.matcher.formula import Formula
@@ -142,12 +142,10 @@ _TAKES_HALVES = 20
 def as_sum(node: ir.Node, builder: Builder) -> EnablingChange | None:
     """The maximum of truth values, which are only asked whether one is true, as a sum that is above 0."""
     facts = builder.facts
-    data, result = given(node, 0), node.outputs[0]
-    counted = None if data is None else data.producer()
-    if not is_standard(counted, "Cast") or "nonempty-axes" not in facts.assumed.names:
+    test, result = origin(given(node, 0), "Cast"), node.outputs[0]
+    asked, rank = [user for user, _ in result.uses()], None if test is None else facts.rank(test)
+    if "nonempty-axes" not in facts.assumed.names:
         return None
-    test, asked = counted.inputs[0], [user for user, _ in result.uses()]
-    rank = None if test is None else facts.rank(test)
     if test is None or rank is None or facts.dtype(test) != ir.DataType.BOOL or result.is_graph_output() or not asked:
         return None
     if not all(is_standard(user, "Cast") and attribute(user, "to") == ir.DataType.BOOL for user in asked):
@@ -167,10 +165,8 @@ def as_sum(node: ir.Node, builder: Builder) -> EnablingChange | None:
 
 def _asked_of(test: ir.Value, facts: Facts) -> ir.Value:
     """The half-precision number that IsInf is asked of in a wider type; the truth value itself where there is none."""
-    node = test.producer()
-    wide = node.inputs[0] if is_standard(node, "IsInf") else None
-    cast = None if wide is None else wide.producer()
-    narrow = cast.inputs[0] if is_standard(cast, "Cast") else None
+    wide = origin(test, "IsInf")
+    narrow = origin(wide, "Cast")
     is_wider = wide is not None and facts.dtype(wide) in {ir.DataType.FLOAT, ir.DataType.DOUBLE}
     return narrow if narrow is not None and is_wider and facts.dtype(narrow) in HALVES else test
 

@@ -27,6 +27,7 @@ from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.facts_view import Dims
 from onnx_attnfuse.graph.ops import CONTRIB
 from onnx_attnfuse.graph.rules.reading import axes_of
+from onnx_attnfuse.graph.uses import origin
 
 _TABLE, _CUBE = 2, 3
 """The axes of a table (tokens, channels), and of one (tokens, k, channels)."""
@@ -140,14 +141,12 @@ def _fit(routing: _Routing, tokens: ir.Value, layer: ExpertLayer, weighed: Dims,
 
 def _repeated(value: ir.Value, count: int, facts: Facts) -> ir.Value | None:
     """The tokens of which a value has `count` copies each, in sequence."""
-    node = plain(value, facts).producer()
-    if not is_standard(node, "Expand", "Tile") or node.inputs[0] is None:
-        return None
-    alone, dims = facts.dims(node.inputs[0]), facts.dims(node.outputs[0])
+    whole = plain(value, facts)
+    part = origin(whole, "Expand", "Tile")
+    alone, dims = None if part is None else facts.dims(part), facts.dims(whole)
     if alone is None or len(alone) != _CUBE or alone[1] != 1 or dims != (alone[0], count, alone[2]):
         return None
-    apart = node.inputs[0].producer()
-    tokens = apart.inputs[0] if is_standard(apart, "Unsqueeze", "Reshape") else None
+    tokens = origin(part, "Unsqueeze", "Reshape")
     return tokens if tokens is not None and facts.dims(tokens) == (alone[0], alone[2]) else None
 
 

@@ -21,7 +21,7 @@ from onnx_attnfuse.graph.constants import attribute, both_ways, is_standard
 from onnx_attnfuse.graph.dtypes import HALVES
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.ops import CONTRIB
-from onnx_attnfuse.graph.uses import is_read_once, producer_of
+from onnx_attnfuse.graph.uses import is_read_once, origin, producer_of
 from onnx_attnfuse.kernels.operators import branchwise_rms_norm
 from onnx_attnfuse.targets.rms_norm import RmsNorm, read_rms_norm
 
@@ -34,13 +34,12 @@ def as_quotient(node: ir.Node, builder: Builder) -> EnablingChange | None:
     costs six passes over the activations instead of one.
     """
     for one, other in both_ways(node, "Mul"):
-        inverse = one.producer()
-        root = inverse.inputs[0] if is_standard(inverse, "Reciprocal") else None
-        origin = None if root is None else root.producer()
-        if root is None or not is_standard(origin, "Sqrt") or not is_read_once(one) or not is_read_once(root):
+        root = origin(one, "Reciprocal")
+        square = origin(root, "Sqrt")
+        if root is None or square is None or not is_read_once(one) or not is_read_once(root):
             continue
         quotient = builder.node("Div", [other, root], hint=f"{node.name}/quotient")
-        return EnablingChange(((node.outputs[0], quotient),), (other, *(value for value in origin.inputs if value is not None)))
+        return EnablingChange(((node.outputs[0], quotient),), (other, square))
     return None
 
 

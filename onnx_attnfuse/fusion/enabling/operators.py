@@ -32,6 +32,7 @@ from onnx_attnfuse.fusion.enabling.rule import (
 from onnx_attnfuse.graph.build import Builder, dims_of
 from onnx_attnfuse.graph.constants import Array, attributes, constant_array, constant_tensor, given, is_standard
 from onnx_attnfuse.graph.facts import Facts
+from onnx_attnfuse.graph.uses import origin
 from onnx_attnfuse.kernels.operators import group_query_attention
 from onnx_attnfuse.targets.masked_rows import Refill, filled
 from onnx_attnfuse.targets.operand_products import MAX_BIAS_ELEMENTS, merged, products_of
@@ -125,21 +126,15 @@ def _read_emptied(node: ir.Node | None) -> _Emptied | None:
         return None if test is None or rows is None else _Emptied(test, rows, filling, keeps_nan=False)
     if is_standard(node, "Mul"):
         rows, kept = node.inputs
-        test = _input_of(_input_of(kept, "Cast"), "Not")
+        test = origin(origin(kept, "Cast"), "Not")
         return None if test is None or rows is None else _Emptied(test, rows, None, keeps_nan=True)
     if not is_standard(node, "Add"):
         return None
     product, dropped = (None if item is None else item.producer() for item in node.inputs)
     found = _read_emptied(product) if is_standard(product, "Mul") else None
-    if found is None or not is_standard(dropped, "Mul") or _input_of(dropped.inputs[0], "Cast") is not found.test:
+    if found is None or not is_standard(dropped, "Mul") or origin(dropped.inputs[0], "Cast") is not found.test:
         return None
     return dataclasses.replace(found, filling=dropped.inputs[1])
-
-
-def _input_of(value: ir.Value | None, op: str) -> ir.Value | None:
-    """The first input of the node that computes a value, if it is an `op` of the standard."""
-    node = None if value is None else value.producer()
-    return node.inputs[0] if is_standard(node, op) else None
 
 
 def _emptied(query: ir.Value, bias: Array, facts: Facts) -> _Emptied | None:

@@ -17,6 +17,7 @@ from onnx_attnfuse.graph.constants import is_standard
 from onnx_attnfuse.graph.dtypes import FLOATS
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.ops import CONTRIB
+from onnx_attnfuse.graph.uses import origin
 
 TRAINING = CONTRIB
 """The domain of ONNX Runtime's operators for training."""
@@ -111,9 +112,9 @@ def operand_of(found: Labelled, index: int, facts: Facts) -> IndexedValue:
 
 def over(indexed: IndexedValue, facts: Facts) -> IndexedValue | None:
     """The value that `indexed` is a view of, or was before it was converted to another float type; None if it is neither."""
-    node = indexed.value.producer()
-    if is_standard(node, "Cast") and node.inputs[0] is not None and facts.dtype(node.inputs[0]) in FLOATS:
-        return IndexedValue(node.inputs[0], indexed.axes)
+    source = origin(indexed.value, "Cast")
+    if source is not None and facts.dtype(source) in FLOATS:
+        return IndexedValue(source, indexed.axes)
     return upward(indexed, facts)
 
 

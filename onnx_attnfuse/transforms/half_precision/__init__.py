@@ -1,5 +1,4 @@
 """Models in half precision, with what cannot bear it left in float32. Enter at `onnx_attnfuse.convert`.
 
-`keep_float32` decides operator by operator what stays float32, `cast_graph` inserts the casts, `rounding` makes numbers of the
-other type.
+`keep_float32` decides operator by operator what stays float32 and rounds numbers, `convert` inserts the casts.
 """
