@@ -10,6 +10,7 @@ without it, whose factors vary along the keys, along the values, or along neithe
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -141,13 +142,8 @@ def _left(why: str) -> Refused:
 
 def _reads(present: ir.Value, below: set[ir.Value], builder: Builder, turn: Turn | None) -> Iterator[_Read]:
     """The values that are a sum, along the keys, of a state times a query."""
-    pending = [present]
-    for value in pending:
-        if len(pending) > _MOST_OPENED:
-            return
-        for user, _ in value.uses():
-            pending += [item for item in user.outputs if item not in pending]
-        found = None if value is present else _as_read(value, present, below, builder, turn)
+    for value in itertools.islice(dependents([present]), 1, _MOST_OPENED):
+        found = _as_read(value, present, below, builder, turn)
         if found is not None:
             yield found
 
