@@ -85,7 +85,7 @@ def body(fused: FusedNode) -> Body:
     )
     possible = [cache.rows_defined(), None if added is None else _has_a_key(fused, added, problem.seen)]
     row_tests = [item for item in possible if item is not None]
-    defined = (build.logical("And", row_tests) if row_tests else None, *[held.defined] * 2)
+    defined = (build.chained("And", row_tests) if row_tests else None, *[held.defined] * 2)
     return Body((result, *presents), tuple(operands), defined, () if added is None else (added,))
 
 
@@ -282,7 +282,7 @@ def _seen(fused: FusedNode, cache: Cache, columns: Dim) -> ir.Value | None:
     if window == -1:
         return seen
     since = before(build, cache.rows, columns, moved(build, offset, -window), opposite=True)
-    return build.logical("And", [seen, since])
+    return build.chained("And", [seen, since])
 
 
 def _sink(fused: FusedNode) -> ir.Value | None:

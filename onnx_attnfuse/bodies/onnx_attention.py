@@ -76,7 +76,7 @@ def body(fused: FusedNode) -> Body:
         scale=scale,
         softcap=fused.attribute("softcap", 0.0),
         added=() if mask is None or mask in seen else (_unseen(fused, mask, (rows, columns)),),
-        seen=build.logical("And", seen) if seen else None,
+        seen=build.chained("And", seen) if seen else None,
         empty_is_zero=mask is not None or lengths is not None or not sees_itself,
     )
     found = decompose(build, problem)

@@ -87,7 +87,7 @@ def _kept(fused: FusedNode, mask: ir.Value, sizes: tuple[Dim, Dim, Dim], *, star
     begins = build.cast(
         build.node("Slice", _lengths_slice(fused, mask, batch), dims=[batch], dtype=ir.DataType.INT32), ir.DataType.INT64
     )
-    return build.logical("And", [seen, build.elementwise("GreaterOrEqual", [keys, by_entry(build, begins)], TRUTH)])
+    return build.chained("And", [seen, build.elementwise("GreaterOrEqual", [keys, by_entry(build, begins)], TRUTH)])
 
 
 def _first(fused: FusedNode, mask: ir.Value, batch: Dim) -> ir.Value:

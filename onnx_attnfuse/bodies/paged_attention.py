@@ -153,7 +153,7 @@ def _seen(fused: FusedNode, position: ir.Value, reached: ir.Value, dims: tuple[D
     if window == -1:
         return seen
     since = compared(build, "Greater", reached, arithmetic(build, "Sub", row, integer(build, window)))
-    return build.logical("And", [seen, since])
+    return build.chained("And", [seen, since])
 
 
 def _joined(build: Builder, parts: list[ir.Value], count: Dim) -> ir.Value:

@@ -52,7 +52,7 @@ class WindowCache:
         batch, count = dims_of(build, keys)
         row, key = build.reshape(new, (batch, 1, rows, 1)), build.reshape(keys, (batch, 1, 1, count))
         since = arithmetic(build, "Sub", row, integer(build, self.window))
-        return build.logical("And", [compared(build, "LessOrEqual", key, row), compared(build, "Greater", key, since)])
+        return build.chained("And", [compared(build, "LessOrEqual", key, row), compared(build, "Greater", key, since)])
 
     def kept(self, everything: ir.Value) -> ir.Value:
         """Keys or values that are left, (b, m, c, h)."""

@@ -61,7 +61,7 @@ class Guards:
         asked = _leaf("Identity", [exact], {}, build)
         refused = _leaf("Constant", [], {"value": ir.tensor(np.asarray(False))}, build)
         branches = {"then_branch": asked, "else_branch": refused}
-        gate = build.node("If", [build.logical("And", sizes)], branches, dims=(), dtype=ir.DataType.BOOL, hint="attnfuse/test")
+        gate = build.node("If", [build.chained("And", sizes)], branches, dims=(), dtype=ir.DataType.BOOL, hint="attnfuse/test")
         self._gates[key] = gate
         self._homes.append(_Home(producer_of(gate), (gate,), asked))
         return gate
@@ -203,7 +203,7 @@ def _compute_if_needed(builder: Builder, tests: Sequence[ir.Value], items: Seque
     if not wanted or len(dtypes) < len(wanted):
         return
     builder.at(first)
-    test = builder.logical("Or", tests)
+    test = builder.chained("Or", tests)
     builder.graph.remove(moved)
     name = builder.name("attnfuse/bias")
     computed = ir.Graph([], wanted, nodes=moved, name=f"{name}/computed")

@@ -128,7 +128,7 @@ class SiteBuilder:
         held = assumed_of_rows(self.spec, self.meaning, self.context)
         tests = [test for test in (exact, held) if test is not None]
         try:
-            return _check_site(self.graph, self.spec, emitted, builder.logical("And", tests) if tests else None)
+            return _check_site(self.graph, self.spec, emitted, builder.chained("And", tests) if tests else None)
         finally:
             take_back(builder.added[before:])
 
@@ -139,7 +139,7 @@ class SiteBuilder:
             tests.append(read_padding(self.spec, self.meaning, self.context).exact(encoding.when))
         if encoding.single:
             tests.append(is_single(self.context.builder, self.spec))
-        return self.context.builder.logical("And", tests)
+        return self.context.builder.chained("And", tests)
 
     def _size_tests(self, item: Lowering) -> list[ir.Value]:
         """Whether the sizes are such that this way is faster, and that its kernel takes it."""

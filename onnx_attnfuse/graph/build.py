@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -310,8 +310,8 @@ class Builder:
             return self.elementwise("Not", [self.elementwise(_OPPOSITES[op], inputs)])
         return self.node(op, inputs, dims=broadcast([self.facts.dims(value) for value in inputs]), dtype=dtype)
 
-    def logical(self, op: str, values: Sequence[ir.Value]) -> ir.Value:
-        """`And` or `Or` of one or more truth values."""
+    def chained(self, op: str, values: Iterable[ir.Value]) -> ir.Value:
+        """One value or more, joined by an operator of two."""
         return functools.reduce(lambda left, right: self.elementwise(op, [left, right]), values)
 
     def reduce(self, op: str, value: ir.Value, axes: Sequence[int], *, keep: bool = True) -> ir.Value:

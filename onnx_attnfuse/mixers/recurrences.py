@@ -287,7 +287,7 @@ def _step(present: ir.Value, read: _Read, update: tuple[_Factor | None, list[_Fa
         raise _left("keys, values or rates are no factors of their own")
     (query, own), (key, shared) = (_grouped(item, heads, builder) for item in (wanted, keys[0]))
     groups = own if own == shared else heads
-    product = _product([_laid(item, _VALUE, builder) for item in values], builder)
+    product = builder.chained("Mul", [_laid(item, _VALUE, builder) for item in values])
     inputs: list[ir.Value | None] = [
         _joined(query if groups == own else _laid(wanted, _KEY, builder), (batch, groups, k), builder),
         _joined(key if groups == shared else _laid(keys[0], _KEY, builder), (batch, groups, k), builder),
@@ -345,10 +345,3 @@ def _laid(item: _Factor, last: int, builder: Builder) -> ir.Value:
     value = in_order(item.value, item.axes, (_BATCH, _HEAD, last), builder)
     batch, *rest = dims_of(builder, value)
     return builder.reshape(value, (batch, 1, *rest))
-
-
-def _product(values: Sequence[ir.Value], builder: Builder) -> ir.Value:
-    result = values[0]
-    for item in values[1:]:
-        result = builder.elementwise("Mul", [result, item], builder.facts.dtype(result))
-    return result

@@ -23,7 +23,7 @@ from onnx_attnfuse.certify.interned import aside
 from onnx_attnfuse.certify.prover import Prover
 from onnx_attnfuse.certify.terms import Term, index, size
 from onnx_attnfuse.graph.build import Builder, dims_of
-from onnx_attnfuse.graph.constants import attribute, attributes, constant_array, is_constant
+from onnx_attnfuse.graph.constants import attribute, attributes, constant_array, is_constant, needed
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.facts_view import Dims
 from onnx_attnfuse.graph.ops import (
@@ -200,18 +200,13 @@ def _keeps_order(node: ir.Node, source: ir.Value, facts: Facts) -> bool:
     dims = facts.dims(source) or ()
     if node.op_type == "Gather":
         axis: int = attribute(node, "axis", 0)
-        return dims[axis] == 1 and node.inputs[1] is not None and is_constant(node.inputs[1]) and _count(node, facts) == 1
+        picked = facts.dims(needed(node, 1)) if is_constant(needed(node, 1)) else None
+        return dims[axis] == 1 and picked is not None and all(dim == 1 for dim in picked)
     if node.op_type != "Transpose":
         return True
     perm: list[int] = attribute(node, "perm", [*reversed(range(len(dims)))])
     moved = [axis for axis in perm if dims[axis] != 1]
     return moved == sorted(moved)
-
-
-def _count(node: ir.Node, facts: Facts) -> int | None:
-    """The number of indices that a Gather is given."""
-    dims = None if node.inputs[1] is None else facts.dims(node.inputs[1])
-    return None if dims is None else math.prod(dim if isinstance(dim, int) else 0 for dim in dims)
 
 
 def ungrouped(value: ir.Value, heads: int, facts: Facts) -> tuple[ir.Value, int]:

@@ -71,7 +71,7 @@ def is_single(builder: Builder, spec: AttentionSpec) -> ir.Value:
     """One truth value: there is one entry, or one new position in each, or nothing is cached."""
     assert spec.cache is not None
     limits = ((spec.axes.b, 1), (spec.axes.i, 1), (spec.cache.past_axis, 0))
-    return builder.logical("Or", [_at_most(builder, length(axis), most) for axis, most in limits])
+    return builder.chained("Or", [_at_most(builder, length(axis), most) for axis, most in limits])
 
 
 def _at_most(builder: Builder, dim: Dim, most: int) -> ir.Value:

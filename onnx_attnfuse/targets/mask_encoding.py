@@ -110,7 +110,7 @@ def read_padding(spec: AttentionSpec, meaning: Meaning, context: BuildContext) -
         sweep_unused(builder.added[before:])
         keep, clean = _last_row(spec, meaning, context)
     else:
-        clean = builder.logical("And", emitter.clean) if emitter.clean else None
+        clean = builder.chained("And", emitter.clean) if emitter.clean else None
     batch, columns = length(axes.b), length(axes.j)
     if builder.facts.dims(keep) != (batch, columns):
         keep = builder.expand(keep, [batch, columns], [True, True])
@@ -168,7 +168,7 @@ class _Emitter:
     def _joined(self, operator: str, parts: Sequence[Term]) -> ir.Value | None:
         values = list(map(self.truth, parts))
         emitted = [item for item in values if item is not None]
-        return None if len(emitted) < len(values) else self._builder.logical(operator, emitted)
+        return None if len(emitted) < len(values) else self._builder.chained(operator, emitted)
 
     def _as_truth(self, value: ir.Value) -> ir.Value:
         truth, dtype = self._builder.cast(value, _TRUTH), self._builder.facts.dtype(value)

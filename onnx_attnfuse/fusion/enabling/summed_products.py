@@ -60,8 +60,7 @@ def with_products_joined(softmax: Softmax, builder: Builder) -> EnablingChange |
     made = builder.node(first.node.op_type, joined, attributes(first.node), dims=facts.dims(scores), dtype=dtype)
     made = builder.times(made, outside)
     rest = [term for term in terms if term.product is None]
-    for term in rest:
-        made = builder.elementwise("Add", [made, builder.times(term.value, term.factor)])
+    made = builder.chained("Add", [made, *(builder.times(term.value, term.factor) for term in rest)])
     ends = [*operands[0], *operands[1], *(term.value for term in rest)]
     return EnablingChange(((scores, made),), tuple(dict.fromkeys(ends)))
 

@@ -166,9 +166,9 @@ class RowsPacker(Packer):
             sees = build.slice(padding.keep, 1, 0, 1)
         else:
             sees = build.cast(build.reduce("ReduceMax", build.cast(padding.keep, ir.DataType.INT32), [1]), _TRUTH)
-        keep = build.logical("Or", [padding.keep, build.elementwise("Not", [sees])])
+        keep = build.chained("Or", [padding.keep, build.elementwise("Not", [sees])])
         if reached.takes_first and not by_first:
-            keep = build.logical("Or", [keep, self._first(region)])
+            keep = build.chained("Or", [keep, self._first(region)])
         form = RowsForm(region, build, keep, self._room)
         form.changes_padding = reached.output is not None
         sweep([padding.clean])
