@@ -28,7 +28,7 @@ from onnx_attnfuse.verify.model_session import Source, check_interfaces, first_d
 from onnx_attnfuse.verify.options import Trials
 from onnx_attnfuse.verify.quantised.unrounded import Unrounded
 from onnx_attnfuse.verify.runtime import INSTALL, Operators, PieceSession, Reference, RuntimeRefusal, available, is_dangerous
-from onnx_attnfuse.verify.shape_solver import Equalities, Values
+from onnx_attnfuse.verify.shape_solver import Equalities, Values, are_at_least
 from onnx_attnfuse.verify.subgraph import reach_of
 from onnx_attnfuse.verify.subprocess_runner import ProcessDied
 from onnx_attnfuse.verify.verdict import (
@@ -314,7 +314,7 @@ class _Models:
         seen: set[tuple[tuple[int, ...], ...]] = set()
         for values in self._equalities.assignments([*self._dims, *((dim,) for dim in self._inner)], reach=self._reach):
             shapes = tuple(tuple(sizes.evaluate(dim, values) for dim in dims) for dims in self._dims)
-            if shapes not in seen and all(length >= 1 for shape in shapes for length in shape):
+            if shapes not in seen and are_at_least(1, self._dims, shapes):
                 seen.add(shapes)
                 yield shapes, values
 

@@ -25,7 +25,7 @@ from onnx_attnfuse.reasons import Refused
 from onnx_attnfuse.verify.inputs import InputCase, Pattern, feeds
 from onnx_attnfuse.verify.run_cases import FIRST_CHOICES, CaseChoice, Trial, is_too_large
 from onnx_attnfuse.verify.runtime import Operators, RuntimeRefusal, available, is_dangerous
-from onnx_attnfuse.verify.shape_solver import PROFILES, Equalities, Values
+from onnx_attnfuse.verify.shape_solver import PROFILES, Equalities, Values, are_at_least
 from onnx_attnfuse.verify.subgraph import Subgraph, extract, is_fresh, reach_of, with_factors
 from onnx_attnfuse.verify.submodel import Functions, Keys, Runnable, Submodel, smaller
 from onnx_attnfuse.verify.subprocess_runner import ProcessDied
@@ -60,7 +60,7 @@ class _Graph:
             self._tracer.complete(values, dims)
             shapes = tuple(tuple(sizes.evaluate(dim, values) for dim in shape) for shape in dims)
             least = 0 if any(values[name] == 0 for name in empty & names) else 1
-            if shapes in seen or any(length < least for shape in shapes for length in shape):
+            if shapes in seen or not are_at_least(least, dims, shapes):
                 continue
             seen.add(shapes)
             apart = is_dangerous(subgraph.nodes, self._facts, values)

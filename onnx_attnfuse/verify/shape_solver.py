@@ -267,3 +267,9 @@ def _candidates(gap: Callable[[], int], values: Values, name: str) -> Iterator[i
         yield bisect.bisect_left(range(crossed), True, lo=max(1, crossed // 2), key=lambda number: at(number) * first <= 0)
     if slope:
         yield from range(1, _MAX_TRIED_VALUES + 1)
+
+
+def are_at_least(least: int, dims: Iterable[Dims], shapes: Iterable[Sequence[int]]) -> bool:
+    """Whether chosen lengths are no less than a number; one that the model fixes may be 0, as an empty past has it."""
+    pairs = itertools.chain.from_iterable(zip(*pair, strict=True) for pair in zip(dims, shapes, strict=True))
+    return all(length >= least or length == dim for dim, length in pairs)

@@ -6,6 +6,8 @@ import onnx.parser
 import pytest
 
 import onnx_attnfuse
+from onnx_attnfuse.graph import sizes
+from onnx_attnfuse.verify.shape_solver import are_at_least
 
 pytest.importorskip("onnxruntime")
 
@@ -52,3 +54,26 @@ def test_a_length_that_is_given_as_a_number_is_one_of_the_lengths() -> None:
     ).report.sites
     assert site.verified is not None
     assert site.verified.cases > 10
+
+
+@pytest.mark.parametrize("past", ["0", "p"])
+def test_a_length_that_the_model_fixes_to_0_is_run_with(past: str) -> None:
+    """A memory without positions; one of any length is tried with some, unless the attention may have an empty past."""
+    result = onnx_attnfuse.optimize(
+        onnx.parser.parse_model(f"""<ir_version: 10, opset_import: ["" : 18]>
+            g (float[b,2,s,4] q, float[b,2,t,4] k, float[b,2,t,4] v, float[b,2,{past},4] none) => (float[b,2,s,4] o) {{
+              keys = Concat<axis=2>(none, k) values = Concat<axis=2>(none, v) turned = Transpose<perm=[0,1,3,2]>(keys)
+              scores = MatMul(q, turned) weights = Softmax<axis=-1>(scores) o = MatMul(weights, values) }}"""),
+        ep="cpu",
+        verify="model",
+    )
+    (site,) = result.report.sites
+    assert site.verified is not None
+    assert any("whole model verified on" in note for note in result.report.notes)
+
+
+def test_of_free_lengths_none_is_0() -> None:
+    free, fixed = sizes.symbol("p"), 0
+    assert are_at_least(1, [(2, fixed), (free,)], [(2, 0), (1,)])
+    assert not are_at_least(1, [(2, fixed), (free,)], [(2, 0), (0,)])
+    assert are_at_least(0, [(free,)], [(0,)])
