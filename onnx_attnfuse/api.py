@@ -94,7 +94,8 @@ def optimize(model: io.AnyModel, options: Options | None = None, **choices: Any)
         # a decoder whose cache is shared has other inputs, and was verified in a loop; one without roundings, without any
         judged = report.decoder is not None or report.dequantised is not None
         own = [item.name for item in report.patterns if item.hits and item.owner != BUILT_IN]
-        note = None if judged else verifier.check_model(before, loaded, own)
+        assumes = {name for site in report.sites if site.is_rewritten for name in site.assumptions}
+        note = None if judged else verifier.check_model(before, loaded, own, assumes)
         notes = (*report.notes, note) if note else report.notes
         report = dataclasses.replace(report, notes=notes, steps=dict(verifier.timer.seconds))
     return Result(io.to_kind(loaded, kind), dataclasses.replace(report, model=_path(model)), loaded)

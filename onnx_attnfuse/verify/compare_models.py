@@ -33,7 +33,6 @@ from onnx_attnfuse.verify.subgraph import reach_of
 from onnx_attnfuse.verify.subprocess_runner import ProcessDied
 from onnx_attnfuse.verify.verdict import (
     Comparison,
-    ErrorBounds,
     Evidence,
     Verdict,
     Verification,
@@ -41,12 +40,10 @@ from onnx_attnfuse.verify.verdict import (
     by_this_runtime,
     compare,
     finding,
+    tolerance_of,
     undecided,
 )
 
-_TOLERANCE = 1e-3
-"""Ten times that of one site: errors of a site go through normalisations, which may enlarge them, and add up."""
-_HALF_TOLERANCES = {ir.DataType.BFLOAT16: 2e-1, ir.DataType.FLOAT16: 5e-2}
 _MOVED = 1 + 2**-20
 _STABLE = 1e-4
 """Inputs are multiplied by the first, which moves scores in their last digits, and results may move by this part of them."""
@@ -57,13 +54,14 @@ _CHOICES = 8
 _RANDOM = "gives other results each time that it runs on the same inputs"
 
 
-def check_models(before: Source, after: Source, operators: Operators = ()) -> Verdict:
+def check_models(before: Source, after: Source, operators: Operators = (), *, tame: bool = False) -> Verdict:
     """Whether two models with the same inputs give the same outputs.
 
     Args:
         before: A file, `onnx.ModelProto` or `onnx_ir.Model`; a file if it has 2 GB of weights or more inside.
         after: The same; its outputs are called and ordered alike.
         operators: Operators of other domains in NumPy; models with such are run by ONNX's reference implementation.
+        tame: Scores are to be of ordinary size, as the two are claimed to be equal for such only.
 
     Returns:
         The verdict; undecided if `before` does not run on anything that was tried.
@@ -85,7 +83,7 @@ def check_models(before: Source, after: Source, operators: Operators = ()) -> Ve
     if original.outputs() != rewritten.outputs():
         return Verdict(False, 0.0, 0, f"the outputs {original.outputs()} became {rewritten.outputs()}")
     try:
-        return by_this_runtime(_Models(models, (original, rewritten), Trials()).verdict())
+        return by_this_runtime(_Models(models, (original, rewritten), Trials(), tame=tame).verdict())
     except ProcessDied as died:
         return undecided(str(died))
 
@@ -181,6 +179,8 @@ class _Models:
         sessions: tuple[PieceSession | Reference, PieceSession | Reference],
         trials: Trials,
         dtypes: Mapping[str, ir.DataType] = MappingProxyType({}),
+        *,
+        tame: bool = False,
     ) -> None:
         """The models as they run; `dtypes` has the types that inputs of the second are given in, where these may be others."""
         self._models, self._dtypes, self._trials = models, dtypes, trials
@@ -200,9 +200,10 @@ class _Models:
         pinned = [(sizes.symbol(name), length) for name, length in facts.numbers(trials.dim).items()]
         self._reach = reach_of(model.graph.all_nodes())
         self._equalities = Equalities([*pinned, *facts.equalities])
-        self._tolerance = _tolerance(trials, self._models)
-        halves = any(_computed(item) & HALVES for item in self._models)
-        self._takes_extremes = not halves and any(slot.role == "operand" for slot in self._slots)
+        computed = set[ir.DataType | None]().union(*map(_computed, models))
+        self._tolerance = tolerance_of(trials, computed)
+        tame |= bool(computed & HALVES)
+        self._takes_extremes = not tame and any(slot.role == "operand" for slot in self._slots)
         self._cases = self._flipped = 0
         self._refused = 0
         self._max_abs_error = 0.0
@@ -374,15 +375,6 @@ class _Models:
 
     def _verdict(self, detail: str, inputs: Mapping[str, Array], old: Mapping[str, Array], new: Mapping[str, Array]) -> Verdict:
         return Verdict(False, self._max_abs_error, self._cases, detail, None, Evidence(None, inputs, old, new))
-
-
-def _tolerance(trials: Trials, models: Iterable[ir.Model]) -> float | ErrorBounds:
-    if trials.atol is not None or trials.rtol is not None:
-        return ErrorBounds(trials.atol or 0.0, trials.rtol or 0.0)
-    if trials.tolerance is not None:
-        return trials.tolerance
-    computed = {dtype for model in models for dtype in _computed(model)}
-    return next((tolerance for dtype, tolerance in _HALF_TOLERANCES.items() if dtype in computed), _TOLERANCE)
 
 
 def _computed(model: ir.Model) -> set[ir.DataType | None]:

@@ -5,17 +5,19 @@ from __future__ import annotations
 import dataclasses
 import pathlib
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 
 from onnx_attnfuse.errors import OptionError
 from onnx_attnfuse.graph.staging import staged
 from onnx_attnfuse.graph.thresholds import LEAST_SUM
 from onnx_attnfuse.json_report import JsonReport
 from onnx_attnfuse.verify.inputs import Array
+from onnx_attnfuse.verify.options import Trials
 from onnx_attnfuse.verify.runtime import OLDEST, installed, is_old
 
 _LONGEST = 1000
@@ -24,6 +26,11 @@ TIGHT = 1e-4
 """float32: fused and unfused differ by 1e-6 of the magnitude, with large logits by 2e-5; a mask entry of 64 makes 1e-2."""
 LOOSE = 5e-3
 """float16: the unfused nodes round scores of 4 to 2e-3 and the result to 5e-4 each time, the operator once: 7e-4 apart."""
+
+
+_TOLERANCE = 1e-3
+"""Ten times that of one site: errors of a site go through normalisations, which may enlarge them, and add up."""
+_HALF_TOLERANCES = {ir.DataType.BFLOAT16: 2e-1, ir.DataType.FLOAT16: 5e-2}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -217,6 +224,15 @@ class ErrorBounds:
 
     absolute: float
     relative: float
+
+
+def tolerance_of(trials: Trials, computed: Collection[ir.DataType | None]) -> float | ErrorBounds:
+    """How far outputs of whole models that compute in some types may be apart."""
+    if trials.atol is not None or trials.rtol is not None:
+        return ErrorBounds(trials.atol or 0.0, trials.rtol or 0.0)
+    if trials.tolerance is not None:
+        return trials.tolerance
+    return next((tolerance for dtype, tolerance in _HALF_TOLERANCES.items() if dtype in computed), _TOLERANCE)
 
 
 @dataclasses.dataclass(frozen=True)
