@@ -41,6 +41,8 @@ Role = Literal["operand", "weight", "activation", "given", "factor", "constant"]
 """A stop; one that is a constant; a value cut off from heavy work; an input of a graph; one that is merely a factor of the
 results; a constant that is fed."""
 
+_FEW = 64
+"""Values above one that are looked at."""
 EMBEDDED = 1 << 14
 """Constants of at most this many elements are in the piece itself; larger ones are fed, which saves copying them."""
 _READABLE = 1 << 25
@@ -136,8 +138,20 @@ def extract(results: Sequence[ir.Value], frontier: Iterable[ir.Value], facts: Fa
     subgraph = _Walk(stops, tuple(results), facts).go()
     given = {item.value for item in subgraph.inputs}
     shown = {value: _shown_by(value, given) if value in given else value for value in stops}
-    moved = frozenset(shown.values())
+    moved = frozenset(value for value in shown.values() if value not in given or not _is_elsewhere(value, subgraph, facts))
     return subgraph if moved == stops else _Walk(moved, tuple(results), facts).go()
+
+
+def _is_elsewhere(value: ir.Value, subgraph: Subgraph, facts: Facts) -> bool:
+    """Whether one result reads a value, and another what that is made of: rotated keys are values, too, in one of them."""
+    drawn = {item.value for item in subgraph.inputs if item.role == "operand"}
+
+    def follows(item: ir.Value, node: ir.Node) -> bool:
+        return (item is value or item not in drawn) and node.op_type not in ASKS_SHAPE and _is_light(node, facts)
+
+    below = drawn.intersection(itertools.islice(sources([value], follows), 1, _FEW))
+    read = [{item.value for item in subgraph.only(result).inputs} for result in subgraph.results] if below else []
+    return any(value in inputs and not below <= inputs for inputs in read)
 
 
 def _shown_by(value: ir.Value, given: Container[ir.Value]) -> ir.Value:

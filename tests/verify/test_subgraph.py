@@ -59,6 +59,34 @@ def test_a_stop_is_computed_where_what_it_shows_is_read_too(new: str, inputs: se
     assert {item.value.name: item.role for item in subgraph.inputs} == dict.fromkeys(inputs, "operand")
 
 
+_ROTATED = """
+    hidden = MatMul(x, weight)
+    cos = Cos(hidden)
+    half = Mul(hidden, cos)
+    turned = Add(half, hidden)
+    old = MatMul(turned, {read})
+    again = Add(half, hidden)
+    length = Shape(hidden)
+    new = {new}
+"""
+
+
+@pytest.mark.parametrize(
+    ("read", "new", "frontier", "inputs"),
+    [
+        pytest.param("turned", "MatMul(again, turned)", ("turned", "hidden"), {"hidden"}, id="the new nodes read above it"),
+        pytest.param("hidden", "MatMul(turned, hidden)", ("turned", "hidden"), {"hidden", "turned"}, id="both do"),
+        pytest.param("turned", "Expand(turned, length)", ("turned",), {"turned"}, id="no stop is above it"),
+    ],
+)
+def test_a_stop_is_computed_where_one_result_alone_reads_what_it_is_made_of(
+    read: str, new: str, frontier: tuple[str, ...], inputs: set[str]
+) -> None:
+    """Keys that are rotated are also values: the operator is given keys before their rotation."""
+    subgraph = piece_of(_ROTATED.format(read=read, new=new), "float[n, 2] x", frontier)
+    assert {item.value.name for item in subgraph.inputs if item.role == "operand"} == inputs
+
+
 def test_what_leads_from_a_result_to_another_is_not_cut_off() -> None:
     """A softmax of scores that are given out themselves is part of the piece; one of other data is not."""
     nodes = "old = MatMul(x, x) weights = Softmax({operand}) new = MatMul(weights, x)"
