@@ -11,6 +11,7 @@ import onnx_ir as ir
 
 from onnx_attnfuse.attention.axes.factors import length
 from onnx_attnfuse.attention.masks.classify import Meaning
+from onnx_attnfuse.attention.masks.erased_nan import erased_nan
 from onnx_attnfuse.attention.spec import AttentionSpec
 from onnx_attnfuse.containment import Subject, contained
 from onnx_attnfuse.errors import OptionError
@@ -144,6 +145,8 @@ def make_plans(
     if chosen == "auto" and all(isinstance(support(name_of(target), provider), Reason) for target in asked):
         message = f"no fused kernel on {plan_context.device.ep} is known to be both correct and faster"
         return [], [Reason("no-kernel-for-device", message)]
+    if (lost := erased_nan(spec, context.builder.facts)) is not None:
+        return [], [lost]
     refused = {name_of(target): _refusal(target, spec, meaning, context) for target in asked}
     takers = [target for target in asked if refused[name_of(target)] is None]
     partly = (
