@@ -240,7 +240,12 @@ def _through(
     reader = readers.weight(node)
     step = reader(node, indexed.value, facts) if reader is not None else None
     if step is None and index == 0 and is_standard(node, "Slice") and is_multiplied(node, facts):
-        raise Refused("extra-column", "columns of the softmax are dropped after it, as with a sink or blocks of keys", node.name)
+        cuts = sum(
+            is_standard(user, "Slice") and is_multiplied(user, facts) for user, place in indexed.value.uses() if place == 0
+        )
+        dropped = "columns of the softmax are dropped after it, as with a sink or blocks of keys"
+        message = f"the softmax is cut into {cuts} parts, each multiplied by values of its own" if cuts > 1 else dropped
+        raise Refused("extra-column", message, node.name)
     if step is None and (reason := why_no_pair(node, facts)) is not None:
         raise Refused(reason.code, reason.message, reason.node)
     if step is None and is_multiplied(node, facts):

@@ -161,3 +161,26 @@ def test_dropped_columns_are_those_of_an_attention_if_the_others_weigh_values(af
     }}"""
     (site,) = onnx_attnfuse.optimize(parsed(text)).report.sites
     assert (site.status, [reason.code for reason in site.reasons]) == (status, [code])
+
+
+@pytest.mark.parametrize(
+    ("rest", "message"),
+    [
+        pytest.param("rest = Slice(weights, four, five, last) added = MatMul(w, rest)", "is cut into 2 parts", id="two products"),
+        pytest.param("rest = Slice(weights, four, five, last) added = Relu(rest)", "are dropped", id="one"),
+    ],
+)
+def test_columns_with_values_of_their_own_are_not_dropped(rest: str, message: str) -> None:
+    """As where each cell of an image attends to its column and its row: the two products are not of one form."""
+    text = f"""{HEADER}
+    g (float[b, 2, 6, 4] q, float[b, 2, 4, 5] k, float[b, 2, 4, 4] v, float[b, 2, 4, 6] w) => (out, added)
+    <int64[1] zero = {{0}}, int64[1] four = {{4}}, int64[1] five = {{5}}, int64[1] last = {{3}}> {{
+        scores = MatMul(q, k)
+        weights = Softmax<axis = -1>(scores)
+        kept = Slice(weights, zero, four, last)
+        out = MatMul(kept, v)
+        {rest}
+    }}"""
+    (site,) = onnx_attnfuse.optimize(parsed(text)).report.sites
+    assert [reason.code for reason in site.reasons] == ["extra-column"]
+    assert message in site.reasons[0].message
