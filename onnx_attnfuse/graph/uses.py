@@ -64,15 +64,21 @@ def viewers(value: ir.Value) -> list[ir.Node]:
     return [node for node, _ in value.uses() if not _asks_for_shape(node)]
 
 
-def check_inner_uses(nodes: Collection[ir.Node], result: ir.Value) -> None:
+def check_inner_uses(nodes: Collection[ir.Node], result: ir.Value, may_use: Callable[[ir.Node], bool] = lambda _: False) -> None:
     """Checks that nothing but some nodes looks at the values that they give, apart from their result.
+
+    Args:
+        nodes: The nodes.
+        result: Their result.
+        may_use: Whether another node may, which keeps what it reads.
 
     Raises:
         Refused: Something else does.
     """
     inside, inner = set(nodes), [(node, value) for node in nodes for value in node.outputs if value is not result]
     for node, value in inner:
-        outside = next((f"also used by {user.op_type} '{user.name}'" for user in viewers(value) if user not in inside), None)
+        others = (user for user in viewers(value) if user not in inside and not may_use(user))
+        outside = next((f"also used by {user.op_type} '{user.name}'" for user in others), None)
         if value.is_graph_output() or outside is not None:
             why = "an output of the graph" if value.is_graph_output() else outside
             remedy = "--keep-outputs computes it a second time"

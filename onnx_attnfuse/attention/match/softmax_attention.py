@@ -17,6 +17,7 @@ from onnx_attnfuse.attention.masks.intervals import Bounds
 from onnx_attnfuse.attention.masks.mask_terms import is_binary
 from onnx_attnfuse.attention.masks.seen_keys import sees_a_key
 from onnx_attnfuse.attention.match import operands, roles
+from onnx_attnfuse.attention.match.contractions import is_multiplied, read_contraction
 from onnx_attnfuse.attention.match.normal_form import in_front, renormalization
 from onnx_attnfuse.attention.match.operands import read_cache, unify_lengths, wider
 from onnx_attnfuse.attention.match.paths import Product, ScorePath, WeightPath, read_scores, read_weights
@@ -37,12 +38,13 @@ from onnx_attnfuse.attention.match.steps import (
 )
 from onnx_attnfuse.attention.roundings import Rounding
 from onnx_attnfuse.attention.spec import AttentionSpec, Mask, RowRule, ScaleValue, mask_operands
-from onnx_attnfuse.graph.constants import has_unknown_attribute
+from onnx_attnfuse.graph.constants import has_unknown_attribute, is_standard
 from onnx_attnfuse.graph.dtypes import narrows, type_name
 from onnx_attnfuse.graph.facts import Facts
+from onnx_attnfuse.graph.ops import REARRANGES
 from onnx_attnfuse.graph.sizes import Dim
 from onnx_attnfuse.graph.thresholds import LOWEST_FLOAT32, NEARLY_LOWEST
-from onnx_attnfuse.graph.uses import check_inner_uses
+from onnx_attnfuse.graph.uses import check_inner_uses, viewers
 from onnx_attnfuse.reasons import Refused
 
 
@@ -60,7 +62,7 @@ def read_site(softmax: Softmax, facts: Facts, readers: Readers, keep_outputs: bo
     """
     axes, key_axis = _softmax_axes(softmax, facts)
     scores, weights = _both_paths(softmax, axes, key_axis, facts, readers)
-    nodes = _own_nodes(softmax, scores, weights, keep_outputs=keep_outputs)
+    nodes = _own_nodes(softmax, scores, weights, facts, keep_outputs=keep_outputs)
     _check_sink(softmax, scores)
     check_types(scores, weights, softmax.weights, facts)
     voided = _voided(softmax, scores, weights, key_axis, facts)
@@ -119,13 +121,27 @@ def _both_paths(softmax: Softmax, axes: Axes, key_axis: Axis, facts: Facts, read
     return read_scores(scores, key_axis, facts, readers), weights
 
 
-def _own_nodes(softmax: Softmax, scores: ScorePath, weights: WeightPath, *, keep_outputs: bool) -> tuple[ir.Node, ...]:
-    """The nodes of an attention, which nothing else may look into unless that is to be kept."""
+def _own_nodes(
+    softmax: Softmax, scores: ScorePath, weights: WeightPath, facts: Facts, *, keep_outputs: bool
+) -> tuple[ir.Node, ...]:
+    """The nodes of an attention, which nothing else may look into unless that is to be kept.
+
+    Two attentions may be of one product, queries to keys and keys to queries: each computes it then.
+    """
     nodes = tuple(dict.fromkeys((*scores.nodes, *softmax.nodes, *weights.nodes)))
     _check_parameters(nodes)
     if not keep_outputs:
-        check_inner_uses(nodes, weights.output.value)
+        check_inner_uses(nodes, weights.output.value, lambda node: _weighs(node, facts))
     return nodes
+
+
+def _weighs(node: ir.Node, facts: Facts) -> bool:
+    """Whether a node is the softmax of an attention, or a view that no other nodes read."""
+    if is_standard(node, *REARRANGES):
+        users = viewers(node.outputs[0])
+        return bool(users) and not node.outputs[0].is_graph_output() and all(_weighs(user, facts) for user in users)
+    readers = viewers(node.outputs[0]) if is_standard(node, "Softmax") else []
+    return any(read_contraction(user, facts) is not None or is_multiplied(user, facts) for user in readers)
 
 
 def _softmax_axes(softmax: Softmax, facts: Facts) -> tuple[Axes, Axis]:
