@@ -150,8 +150,6 @@ def _levels(masked: MaskedKeys, absorbs: float, context: BuildContext) -> tuple[
     Raises:
         Refused: It may not be.
     """
-    if absorbs != ABSORBS and any(key.scored and LEVELS_HALF < key.high < context.bounds.masked_from for key in masked.keys):
-        raise Refused("rounded-mask", "rows without a key keep their scores as float16 rounds them beside the masking number")
     if not takes_rows_level(masked, absorbs):
         return ()
     if not context.bounds.level_rows:

@@ -164,9 +164,9 @@ def lowest_of(spec: AttentionSpec, context: BuildContext) -> float:
 
 
 def rounds_to_half(spec: AttentionSpec, context: BuildContext) -> bool:
-    """Whether the source's masked scores are rounded to float16: by the device (decision 0003), or by ai.onnx Attention."""
+    """Whether the source's masked scores are rounded to float16 on the device (decision 0003)."""
     half = spec.dtype == ir.DataType.FLOAT16 and not adds_in_float32(spec, context.builder.facts)
-    return half and (bool(context.device.provider.rounds_float16) or any(is_standard(node, "Attention") for node in spec.nodes))
+    return half and bool(context.device.provider.rounds_float16)
 
 
 def adds_in_float32(spec: AttentionSpec, facts: Facts) -> bool:
