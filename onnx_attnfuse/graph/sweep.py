@@ -76,9 +76,9 @@ def drop_identities(graph: ir.Graph) -> int:
 
 
 def drop_inner_identities(graph: ir.Graph) -> int:
-    """Takes out each Identity of a graph that does not give out one of its results; returns how many there were."""
-    identities = [node for node in graph if is_standard(node, "Identity") and not node.outputs[0].is_graph_output()]
-    return sum(map(_drop, identities))
+    """Takes out each node that gives its only input and none of the graph's results; returns how many there were."""
+    lone = (node for node in graph if len(node.inputs) == 1 and is_standard(node, "Identity", "Concat", "Max", "Min", "Sum"))
+    return sum(map(_drop, [node for node in lone if not node.outputs[0].is_graph_output()]))
 
 
 def is_whole(node: ir.Node, facts: Facts) -> bool:
