@@ -124,7 +124,10 @@ def has_unknown_attribute(node: ir.Node) -> bool:
 def subgraphs(node: ir.Node) -> Sequence[ir.Graph]:
     """The graphs nested in a node: branches and bodies."""
     found = node.attributes.data
-    if not found:
+    for item in found.values():
+        if item.type in _NESTED:
+            break
+    else:
         return ()
     held = [item for item in found.values() if item.type in _NESTED and not item.is_ref()]
     return [graph for item in held for graph in ((item.as_graph(),) if item.type is ir.AttributeType.GRAPH else item.as_graphs())]

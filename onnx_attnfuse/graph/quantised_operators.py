@@ -133,7 +133,7 @@ class DecomposedOperators:
 
 def is_quantised(node: ir.Node) -> bool:
     """Whether a node computes on quantised numbers in a way that can be decomposed."""
-    return read_as(node) in _MEANINGS
+    return node.op_type.startswith("QLinear") and read_as(node) in _MEANINGS
 
 
 def decompose_quantised(graph: ir.Graph, facts: Facts, builder: Builder) -> DecomposedOperators:

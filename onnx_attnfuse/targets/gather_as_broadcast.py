@@ -61,7 +61,7 @@ class DataLayout:
         data, at = node.inputs[0], tuple(map(position, indexed.axes))
         every = not is_short(indexed, self._reader.facts)
         while data is not None:
-            found = Reader(self._reader.facts, data).element(indexed.value, at)
+            found = self._reader.ending(data).element(indexed.value, at)
             laid = None
             if found.op == "element" and value_of(found) is data:
                 laid = laid_out(self._builder, found, indexed.axes, is_long=every)

@@ -36,6 +36,11 @@ class Reader:
         self.facts, self._end = facts, end
         self._known: dict[tuple[ir.Value, Index], Term] = {}
         self._runs: dict[frozenset[Dim], MaskExecution] = {}
+        self._ending: dict[ir.Value, Reader] = {}
+
+    def ending(self, end: ir.Value) -> Reader:
+        """A reader of the same graph that does not look into a value, one for all who ask."""
+        return self._ending.setdefault(end, Reader(self.facts, end))
 
     def element(self, value: ir.Value, at: Iterable[Term]) -> Term:
         """The element of `value` at an index given as one integer per axis."""

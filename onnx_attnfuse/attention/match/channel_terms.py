@@ -77,6 +77,9 @@ class ChannelExecution(MaskExecution):
             return node.inputs
         return super()._above(value, beyond=beyond)
 
+    def _known_at(self, value: ir.Value, place: Index) -> Term | None:
+        return None if self._inside is not None and value in self._inside else super()._known_at(value, place)
+
     def _computed(self, node: ir.Node, given: list[Array | None]) -> Sequence[Array | None]:
         if node.op_type == "Split" or (self._inside is not None and node.op_type in _LINEAR):
             meaning = meanings.of(node)
