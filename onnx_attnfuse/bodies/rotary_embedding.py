@@ -57,8 +57,10 @@ def _table(fused: FusedNode, table: ir.Value, positions: ir.Value | None, rows: 
         positions = arithmetic(build, "Add", places(build, rows), first)
     table = table if positions is None else looked_up(fused, table, positions)
     *leading, length, half = dims_of(build, table)
-    batch = leading[0] if leading else 1
-    return build.reshape(table, (batch, 1, length, half) if by_head else (batch, length, 1, half))
+    if not leading:
+        return build.reshape(table, (1, 1, length, half) if by_head else (1, length, 1, half))
+    table = build.reshape(table, (*leading, length, 1, half))  # a batch may be empty, so no axis moves here
+    return build.transpose(table, (0, 2, 1, 3)) if by_head else table
 
 
 def looked_up(fused: FusedNode, table: ir.Value, positions: ir.Value) -> ir.Value:
