@@ -41,7 +41,7 @@ class Shapes:
         Raises:
             Unknown: It is not known.
         """
-        dims = None if value is None else self.facts.dims(value)
+        dims = self.facts.dims(value)
         if dims is None:
             raise Unknown
         try:

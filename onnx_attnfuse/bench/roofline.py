@@ -204,8 +204,7 @@ class _Reader:
         return 0 if dtype is None or dtype in {ir.DataType.STRING, ir.DataType.UNDEFINED} else dtype.bitwidth
 
     def _type(self, node: ir.Node) -> str:
-        value = node.inputs[0]
-        dtype = None if value is None else self._shapes.facts.dtype(value)
+        dtype = self._shapes.facts.dtype(node.inputs[0])
         return "unknown" if dtype is None else type_name(dtype)
 
 

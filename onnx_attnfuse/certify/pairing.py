@@ -304,7 +304,7 @@ def _lengths(side: Side) -> Iterator[sizes.Size]:
     """The lengths of axes of scores, and of what else a softmax goes over, that are one symbol or one sum or quotient."""
     for node in side.scope.graph:
         value = node.inputs[0] if node.op_type in {"Softmax", *_ATTENTIONS} and node.inputs else None
-        for dim in (None if value is None else side.scope.facts.dims(value)) or ():
+        for dim in side.scope.facts.dims(value) or ():
             if isinstance(dim, sizes.Size) and sizes.lone_atom(dim) is not None:
                 yield dim
 

@@ -99,5 +99,5 @@ def _takes_layout(params: AttentionParams, found: OpSupport, node: ir.Node, info
     if _BY_HEAD_RANK in ranks and info.domain and not found.keys_by_head:
         return False
     bias = info.first(node, "bias")
-    dims = None if bias is None else facts.dims(bias)
+    dims = facts.dims(bias)
     return dims is None or found.broadcasts_bias or dims[:2] == (params.batch, params.heads)

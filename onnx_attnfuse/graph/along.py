@@ -68,8 +68,7 @@ def _slice(node: ir.Node, rank: int, facts: Facts) -> Mapping[int, Along] | str:
 
 def _gather(node: ir.Node, rank: int, facts: Facts) -> Mapping[int, Along] | str:
     """Channels, or rows of a table, chosen by an index."""
-    index = given(node, 1)
-    width = None if index is None else facts.rank(index)
+    width = facts.rank(given(node, 1))
     if width is None:
         return "chooses by an index of unknown shape"
     axis: int = attribute(node, "axis", 0) % rank
@@ -117,8 +116,7 @@ def _rotated(node: ir.Node, rank: int, facts: Facts) -> Mapping[int, Along] | st
 
 def _repeated(node: ir.Node, rank: int, facts: Facts) -> Mapping[int, Along] | str:
     """All axes but those of which elements are repeated."""
-    first, after = given(node, 0), facts.dims(node.outputs[0])
-    before = None if first is None else facts.dims(first)
+    before, after = facts.dims(given(node, 0)), facts.dims(node.outputs[0])
     if before is None or after is None or len(before) > len(after):
         return "repeats axes that are not known"
     pairs = list(enumerate(zip(before, after[len(after) - rank :], strict=True), len(after) - rank))
@@ -162,7 +160,7 @@ def along(node: ir.Node, facts: Facts) -> Mapping[int, Along] | str:
     rule, first = _RULES.get(read_as(node)), given(node, 0)
     if rule is None or has_unknown_attribute(node) or any(True for _ in subgraphs(node)):
         return "is not known to work along any axis"
-    rank = None if first is None else facts.rank(first)
+    rank = facts.rank(first)
     if rank is None or facts.rank(node.outputs[0]) is None:
         return "has inputs or outputs of unknown shape"
     return rule(node, rank, facts)

@@ -49,9 +49,9 @@ class Calls:
         own: dict[Dim, Dim] = {}
         given: list[Known] = []
         for value, argument in zip(function.inputs, node.inputs, strict=False):
-            dims = None if argument is None else facts.dims(argument)
+            dims = facts.dims(argument)
             renamed = None if dims is None else tuple(_own(value, axis, dim, own) for axis, dim in enumerate(dims))
-            given.append((renamed, None if argument is None else facts.dtype(argument)))
+            given.append((renamed, facts.dtype(argument)))
         key = (node.op_identifier(), tuple(given))
         if key not in self._known:
             self._known[key] = []  # the results of a function that calls itself, until they are read

@@ -101,7 +101,7 @@ def replace_inputs(node: ir.Node, inputs: Sequence[ir.Value | None], needless: I
 def answer_shapes(value: ir.Value, builder: Builder) -> None:
     """Gives readers of the shape of a value the same numbers from elsewhere."""
     for node in list(shape_nodes(value)):
-        dims = None if node.inputs[0] is None else builder.facts.dims(node.inputs[0])
+        dims = builder.facts.dims(node.inputs[0])
         if dims is None:
             continue
         assert isinstance(node.graph, ir.Graph)

@@ -136,35 +136,35 @@ class Facts:
         if name in self._one_past:
             yield "equal-pasts"
 
-    def dims(self, value: ir.Value) -> Dims | None:
-        """The axis lengths of `value`, or None if its rank is unknown."""
-        if value not in self._dims:
+    def dims(self, value: ir.Value | None) -> Dims | None:
+        """The axis lengths of `value`, or None if there is none or its rank is unknown; so of all that is asked of a value."""
+        if value is not None and value not in self._dims:
             self._set_from_annotation(value)
-        return self._dims.get(value)
+        return None if value is None else self._dims.get(value)
 
-    def rank(self, value: ir.Value) -> int | None:
+    def rank(self, value: ir.Value | None) -> int | None:
         """The number of axes of `value`, or None."""
         dims = self.dims(value)
         return None if dims is None else len(dims)
 
-    def dtype(self, value: ir.Value) -> ir.DataType | None:
+    def dtype(self, value: ir.Value | None) -> ir.DataType | None:
         """The element type of `value`, or None."""
-        return self._dtypes.get(value) or value.dtype
+        return None if value is None else self._dtypes.get(value) or value.dtype
 
-    def content(self, value: ir.Value) -> Content:
+    def content(self, value: ir.Value | None) -> Content:
         """The elements of a small tensor of rank 0 or 1, or None if nothing is known of them."""
         if value in self._content:
             return self._content[value]
         array = constant_array(value)
-        if array is None or array.ndim > 1 or array.size > _MAX_CONTENT:
+        if value is None or array is None or array.ndim > 1 or array.size > _MAX_CONTENT:
             return None
         found: Content = tuple(array.tolist()) if array.ndim else array.item()
         self._content[value] = found
         return found
 
-    def number(self, value: ir.Value) -> float | None:
+    def number(self, value: ir.Value | None) -> float | None:
         """The number that every element of `value` is, if that is known."""
-        return number(value, self)
+        return None if value is None else number(value, self)
 
     def succeed(self, old: ir.Value, new: ir.Value) -> None:
         """Gives `new` the facts of `old`, which it replaces; sizes are read from it from now on."""

@@ -25,15 +25,15 @@ class Known(Protocol):
     assumed: Assumed
     """Assumptions about the model."""
 
-    def dims(self, value: ir.Value) -> Dims | None:
+    def dims(self, value: ir.Value | None) -> Dims | None:
         """The axis lengths of `value`, or None if its rank is unknown."""
         ...
 
-    def dtype(self, value: ir.Value) -> ir.DataType | None:
+    def dtype(self, value: ir.Value | None) -> ir.DataType | None:
         """The element type of `value`, or None."""
         ...
 
-    def content(self, value: ir.Value) -> Content:
+    def content(self, value: ir.Value | None) -> Content:
         """The elements of a small tensor, or None if nothing is known of them."""
         ...
 

@@ -140,7 +140,7 @@ def _drop_empty_parts(model: ir.Model, assumed: Assumed) -> None:
             if not is_standard(node, "Concat"):
                 continue
             axis: int = attribute(node, "axis", 0)
-            parts = [(value, None if value is None else scope.facts.dims(value)) for value in node.inputs]
+            parts = [(value, scope.facts.dims(value)) for value in node.inputs]
             kept = [value for value, dims in parts if not dims or dims[axis] != 0]
             if not kept or len(kept) == len(parts):
                 continue

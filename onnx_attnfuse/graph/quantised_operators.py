@@ -249,7 +249,7 @@ class _Decomposer:
         if node is not None and is_standard(node, *_VIEWS) and len(node.outputs) == 1 and facts.dims(codes) is not None:
             self.viewed.append(codes)
             return self._viewed(node, self._floats(node.inputs[0], scale, point))
-        dtype = None if scale is None else facts.dtype(scale)
+        dtype = facts.dtype(scale)
         inputs = [codes, scale, *([] if point is None else [point])]
         return self.builder.node("DequantizeLinear", inputs, dims=facts.dims(codes), dtype=dtype)
 

@@ -116,7 +116,7 @@ def _difference(quantize: ir.Node, dequantize: ir.Node, facts: Known) -> str:
         return "different zero points"
     if not dynamic and _axis(quantize, facts) != _axis(dequantize, facts):
         return "scales along different axes"
-    types = facts.dtype(dequantize.outputs[0]), None if quantize.inputs[0] is None else facts.dtype(quantize.inputs[0])
+    types = facts.dtype(dequantize.outputs[0]), facts.dtype(quantize.inputs[0])
     return "" if None in types or types[0] == types[1] else "different element types"
 
 
@@ -140,14 +140,12 @@ def _same_points(left: ir.Value | None, right: ir.Value | None) -> bool:
 
 def _axis(node: ir.Node, facts: Known) -> tuple[int | None, int]:
     """The axis along which the scales of a node differ, and how many places share one."""
-    scale, given = node.inputs[1], node.inputs[0]
-    dims = None if scale is None else facts.dims(scale)
+    given, dims = facts.dims(node.inputs[0]), facts.dims(node.inputs[1])
     block: int = attribute(node, "block_size", 0)
     if not block and (dims is None or all(dim == 1 for dim in dims)):
         return None, 0
     axis: int = attribute(node, "axis", 1)
-    rank = None if given is None else facts.dims(given)
-    return (axis % len(rank) if rank else axis), block
+    return (axis % len(given) if given else axis), block
 
 
 def same_rounded(value: ir.Value | None, other: ir.Value, facts: Known) -> tuple[ir.Node, ...] | None:

@@ -32,7 +32,7 @@ def read_scaling(node: ir.Node | None, facts: Facts) -> Scaling | None:
         return None
     for place in (0, 1) if node.op_type == "Mul" else (1,):
         operand, tensor = node.inputs[place], node.inputs[1 - place]
-        number = None if operand is None else facts.number(operand)
+        number = facts.number(operand)
         if operand is not None and tensor is not None and number and facts.rank(tensor) == facts.rank(node.outputs[0]):
             return Scaling(tensor, operand, number, node.op_type == "Div")
     return None

@@ -77,8 +77,8 @@ def _agreed_inputs(function: ir.Function, calls: Sequence[tuple[ir.Node, Facts]]
     own: dict[tuple[Dim, ...], Dim] = {}
     for index, value in enumerate(function.inputs):
         given = [(node.inputs[index] if index < len(node.inputs) else None, facts) for node, facts in calls]
-        shapes = [None if argument is None else facts.dims(argument) for argument, facts in given]
-        types = {None if argument is None else facts.dtype(argument) for argument, facts in given}
+        shapes = [facts.dims(argument) for argument, facts in given]
+        types = {facts.dtype(argument) for argument, facts in given}
         agreed.append((_common(shapes, value, own), types.pop() if len(types) == 1 else None))
     return agreed
 

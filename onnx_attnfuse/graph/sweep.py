@@ -84,7 +84,7 @@ def drop_inner_identities(graph: ir.Graph) -> int:
 def is_whole(node: ir.Node, facts: Facts) -> bool:
     """Whether a Slice cuts nothing off, and turns nothing round."""
     value = node.inputs[0] if is_standard(node, "Slice") else None
-    dims = None if value is None else facts.dims(value)
+    dims = facts.dims(value)
     bounds = None if dims is None else slice_bounds(node, len(dims), facts)
     return bounds is not None and all(step == 1 for _, _, step in bounds.values()) and facts.dims(node.outputs[0]) == dims
 

@@ -194,7 +194,7 @@ class _Search:
 
 def _typed(values: Sequence[ir.Value | None], facts: Facts) -> list[Typed]:
     """Places and element types of those values whose type is known."""
-    types = ((place, None if value is None else facts.dtype(value)) for place, value in enumerate(values))
+    types = ((place, facts.dtype(value)) for place, value in enumerate(values))
     return [(place, dtype) for place, dtype in types if dtype is not None]
 
 

@@ -42,7 +42,7 @@ class OpNode:
             Refused: It is not known.
         """
         value = self._input(name)
-        dims = None if value is None else self.facts.dims(value)
+        dims = self.facts.dims(value)
         if dims is None:
             place = self.names.index(name)
             raise Refused("unknown-rank", f"the shape of input {place} of {self.node.op_type} is not known", self.node.name)
@@ -55,7 +55,7 @@ class OpNode:
             Refused: It is not known.
         """
         value = self.node.inputs[0]
-        dtype = None if value is None else self.facts.dtype(value)
+        dtype = self.facts.dtype(value)
         if dtype is None:
             raise Refused("unknown-type", f"the element type of {self.node.op_type} is not known", self.node.name)
         return dtype

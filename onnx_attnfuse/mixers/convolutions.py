@@ -35,7 +35,7 @@ def fused_convolution(mixer: Mixer, builder: Builder) -> Replacement:
     if weight is None or whole is None or mixer.state is None or joined is None or len(joined.inputs) != 2:
         raise Refused("mixer-convolution", "nothing but a state and new tokens is convolved where it is fused")
     state, x = joined.inputs
-    before, dims = facts.dims(mixer.state), None if x is None else facts.dims(x)
+    before, dims = facts.dims(mixer.state), facts.dims(x)
     lengths = facts.dims(weight)
     if x is None or state is not mixer.state or dims is None or before is None or lengths is None or dims[-1] != 1:
         raise Refused("mixer-convolution", "Conv is faster for several tokens at once, and for one alone it is replaced")

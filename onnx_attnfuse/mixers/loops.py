@@ -132,7 +132,7 @@ def _loop(node: ir.Node, builder: Builder) -> _Loop:
     """A Loop of one state and, by TorchScript, a list of what its turns give; no condition ends it."""
     (body,), facts = subgraphs(node), builder.facts
     trips, begins, *carried = node.inputs
-    length = None if trips is None else facts.content(trips)
+    length = facts.content(trips)
     length = length[0] if isinstance(length, tuple) and len(length) == 1 else length
     if not (begins is None or _holds(begins)) or not (through(body.outputs[0]) is body.inputs[1] or _holds(body.outputs[0])):
         raise _left("a condition may end it")

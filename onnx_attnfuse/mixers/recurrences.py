@@ -203,7 +203,7 @@ def _factor(atom: Term, kinds: dict[Term, int], reading: Reading, builder: Build
         axis = atom.args.index(turn.term)
         value = builder.node("Gather", [value, turn.number], {"axis": axis})
         atom = reading.array(value).at(*atom.args[:axis], *atom.args[axis + 1 :])
-    dims = None if value is None else builder.facts.dims(value)
+    dims = builder.facts.dims(value)
     if value is None or dims is None or len(dims) != len(atom.args):
         return None
     axes = {axis: kinds[item] for axis, item in enumerate(atom.args) if item in kinds}

@@ -213,7 +213,7 @@ def ungrouped(value: ir.Value, heads: int, facts: Facts) -> tuple[ir.Value, int]
     """A value of heads that are repeated, before that, with the number of heads there; itself where none are."""
     top = unviewed(value, facts)
     source = origin(top, "Expand")
-    before, after = None if source is None else facts.dims(source), facts.dims(top)
+    before, after = facts.dims(source), facts.dims(top)
     if source is None or before is None or after is None or len(before) != len(after):
         return top, heads
     wide = [axis for axis, (one, other) in enumerate(zip(before, after, strict=True)) if not facts.same(one, other)]
@@ -244,7 +244,7 @@ def narrowed(value: ir.Value, axis: int, builder: Builder) -> ir.Value | None:
         return None
     made: list[ir.Value] = []
     for item in node.inputs:
-        own = None if item is None else facts.dims(item)
+        own = facts.dims(item)
         place = None if own is None else axis - len(dims) + len(own)
         if item is None or place is None:
             return None

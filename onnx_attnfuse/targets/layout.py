@@ -97,7 +97,7 @@ def with_sink(builder: Builder, bias: ir.Value | None, sink: IndexedValue, axes:
     present = {leaf for axis in sink.axes for leaf in axis}
     layout: Axes = (*(axis if present & set(leaves(axis)) else () for axis in (axes.b, axes.n, axes.i)), ())
     column = builder.cast(arrange(builder, sink, layout), dtype)
-    dims = None if bias is None else builder.facts.dims(bias)
+    dims = builder.facts.dims(bias)
     batch = length(axes.b) if layout[0] or (dims is not None and dims[0] != 1) else 1
     rows, columns = length(axes.i), length(axes.j)
     whole = [batch, length(axes.n), rows]

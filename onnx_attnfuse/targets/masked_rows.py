@@ -201,7 +201,7 @@ def _exponentials_hold(spec: AttentionSpec, context: BuildContext) -> ir.Value |
     softmax = next((node for node in spec.nodes if node.op_type == "Softmax"), None)
     scores = None if softmax is None else softmax.inputs[0]
     axis = None if softmax is None else softmax_axis(softmax, builder.facts, builder.opset)
-    rank = None if scores is None else builder.facts.rank(scores)
+    rank = builder.facts.rank(scores)
     if scores is None or axis is None or rank is None:
         return None
     top = builder.reduce("ReduceMax", builder.cast(scores, ir.DataType.FLOAT), [axis])

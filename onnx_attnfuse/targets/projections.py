@@ -201,7 +201,7 @@ def _factors(
 ) -> tuple[IndexedValue, IndexedValue, IndexedValue | None]:
     """The input, the weight and the bias of a MatMul or Gemm; None for no bias."""
     multiplied, weight, bias = (*node.inputs, None)[:3]
-    dims = None if weight is None else facts.dims(weight)
+    dims = facts.dims(weight)
     if multiplied is None or weight is None or dims is None or len(dims) != 2 or facts.rank(multiplied) != len(product.axes):
         raise Refused("not-projected", f"the {name} are no product with a matrix of weights", node.name)
     turned = node.op_type == "Gemm" and bool(attribute(node, "transB", 0))

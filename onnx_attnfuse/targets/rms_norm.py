@@ -58,7 +58,7 @@ def _operator(value: ir.Value, facts: Facts) -> RmsNorm | None:
     if not is_standard(node, "RMSNormalization") or attribute(node, "stash_type", 1) != 1:
         return None
     x, weight = node.inputs
-    rank = None if x is None else facts.rank(x)
+    rank = facts.rank(x)
     if x is None or weight is None or rank is None or attribute(node, "axis", -1) % rank != rank - 1:
         return None
     inside = [*around, node]

@@ -186,7 +186,7 @@ def _part(builder: Builder, table: Table, pairs: int) -> ir.Value | None:
     if not is_standard(above, "Concat") or attribute(above, "axis", 0) % rank != table.axis:
         return None
     for part in above.inputs:
-        dims = None if part is None else builder.facts.dims(part)
+        dims = builder.facts.dims(part)
         width = None if dims is None else dims[table.axis]
         if part is None or dims is None or not isinstance(width, int):
             return None

@@ -133,7 +133,7 @@ def _lengths(node: ir.Node, facts: Facts) -> tuple[Dim | None, Dim | None]:
     """How many keys an attention has, and how many of them are new."""
     info = info_of(node)
     key, past = (None, None) if info is None else (info.first(node, "key"), info.first(node, "past"))
-    new, earlier = (None if value is None else facts.dims(value) for value in (key or node.inputs[0], past))
+    new, earlier = (facts.dims(value) for value in (key or node.inputs[0], past))
     if new is None or len(new) < 2:
         return None, None
     rows = new[2] if len(new) == 4 else new[1]

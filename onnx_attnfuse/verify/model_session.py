@@ -294,7 +294,7 @@ def unpack(build: Builder, node: ir.Node) -> None:
 
 
 def _last(build: Builder, value: ir.Value | None) -> int | None:
-    dims = None if value is None else build.facts.dims(value)
+    dims = build.facts.dims(value)
     return dims[-1] if dims and isinstance(dims[-1], int) else None
 
 

@@ -264,7 +264,7 @@ def _may_divide_by_zero(node: ir.Node, facts: Facts, values: Mapping[str, int]) 
     if dtype is None or not dtype.is_integer():
         return False
     divisor = node.inputs[1]
-    content = None if divisor is None else facts.content(divisor)
+    content = facts.content(divisor)
     if content is not None:
         items = content if isinstance(content, tuple) else (content,)
         return any(not isinstance(item, (int, Size)) or sizes.evaluate(item, values) in _TRAPS for item in items)

@@ -319,7 +319,7 @@ def _summed(weight: ir.Value, facts: Facts) -> int:
     """Along how many elements the first product sums that takes a weight, or a view of it; 1 if there is none."""
     for node, place in uses_through(weight, lambda node, _: node.op_type in _VIEWS):
         value = node.inputs[place]
-        dims = None if value is None else facts.dims(value)
+        dims = facts.dims(value)
         if node.op_type in {"Gemm", "MatMul"} and place == 1 and dims is not None and len(dims) == 2:
             length = dims[1 if attribute(node, "transB", 0) else 0]
             return length if isinstance(length, int) else 1
@@ -362,7 +362,7 @@ def _is_light(node: ir.Node, facts: Facts) -> bool:
     if node.op_type == "Gather":
         table = constant_tensor(first)
         return table is None or table.nbytes <= _READABLE
-    dtype = None if first is None else facts.dtype(first)
+    dtype = facts.dtype(first)
     if dtype is None or not dtype.is_integer():
         return True
     return second is not None and not reads_input(second)  # on a zero that data makes, some kernels end the process

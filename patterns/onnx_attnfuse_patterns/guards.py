@@ -64,7 +64,7 @@ def _low_guard(node: ir.Node, weights: ir.Value, facts: Facts) -> steps.LowZeroe
         return None
     for largest, number, op in ((*test.inputs, test.op_type), (*test.inputs[::-1], _MIRRORED[test.op_type])):
         top = None if largest is None else largest.producer()
-        bound = None if number is None else facts.number(number)
+        bound = facts.number(number)
         if largest is None or top is None or bound is None or top.op_type != "ReduceMax":
             continue
         kept, filled = (chosen, other) if op.startswith("Greater") != (len(turned) % 2 == 1) else (other, chosen)

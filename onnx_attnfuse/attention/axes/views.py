@@ -273,7 +273,7 @@ def varies_along(indexed: IndexedValue, axis: Axis) -> bool:
 
 def aligned(value: ir.Value | None, axes: Axes, facts: Facts) -> IndexedValue | None:
     """An operand that broadcasts against something laid out as `axes`; None where its shape is not known to."""
-    dims = None if value is None else facts.dims(value)
+    dims = facts.dims(value)
     if value is None or dims is None or len(dims) > len(axes):
         return None
     own = (() if dim == 1 else leaves(axis) for dim, axis in zip(dims, axes[len(axes) - len(dims) :], strict=True))

@@ -325,7 +325,7 @@ def _range(run: MaskExecution, node: ir.Node, items: Sequence[Array | None]) -> 
 def _slice(run: MaskExecution, node: ir.Node, items: Sequence[Array | None]) -> Array:
     """A part that begins at a known place, or at one that only a run shows, which is taken to be inside."""
     data, value = _input(items, 0), node.inputs[0]
-    dims = None if value is None else run.facts.dims(value)
+    dims = run.facts.dims(value)
     bounds = None if dims is None else slice_bounds(node, len(dims), run.facts)
     found = span_of(node, run.facts) if bounds is None else None
     if dims is None or (bounds is None and found is None):

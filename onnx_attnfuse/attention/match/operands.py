@@ -129,7 +129,7 @@ def _has_heads(indexed: IndexedValue, channels: Axis, node: ir.Node) -> bool:
 def _caches(node: ir.Node, axes: Axes, facts: Facts) -> _Caches | None:
     order = (1, 2, 3) if is_standard(node) else (2, 3, 1)
     cos, sin, positions = (given(node, place) for place in order)
-    dims = None if positions is None else facts.dims(positions)
+    dims = facts.dims(positions)
     if cos is None or sin is None or positions is None or dims is None:
         return None
     tables: list[Table] = []

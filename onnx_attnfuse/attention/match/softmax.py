@@ -115,7 +115,7 @@ def _joined(softmax: Softmax, facts: Facts) -> _Joined | None:
         node = node.inputs[0].producer() if _is_of_rows(between[1:], softmax.axis, facts) else None
     if not is_standard(node, "Concat") or len(node.inputs) != 2:
         return None
-    parts = [(value, None if value is None else facts.dims(value)) for value in node.inputs]
+    parts = [(value, facts.dims(value)) for value in node.inputs]
     for first, (scores, sink) in ((0, parts), (1, parts[::-1])):
         if scores[0] is None or sink[0] is None or scores[1] is None or sink[1] is None:
             continue
@@ -127,7 +127,7 @@ def _joined(softmax: Softmax, facts: Facts) -> _Joined | None:
 def _is_of_rows(maximum: tuple[ir.Node, ...], axis: int, facts: Facts) -> bool:
     """Whether a maximum is that of each row: the sink takes part in it."""
     value = maximum[-1].inputs[0] if maximum else None
-    rank = None if value is None else facts.rank(value)
+    rank = facts.rank(value)
     return rank is not None and axes_of(maximum[-1], 1, rank, facts) == [axis]
 
 

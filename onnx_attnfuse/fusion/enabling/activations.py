@@ -143,7 +143,7 @@ def as_sum(node: ir.Node, builder: Builder) -> EnablingChange | None:
     """The maximum of truth values, which are only asked whether one is true, as a sum that is above 0."""
     facts = builder.facts
     test, result = origin(given(node, 0), "Cast"), node.outputs[0]
-    asked, rank = [user for user, _ in result.uses()], None if test is None else facts.rank(test)
+    asked, rank = [user for user, _ in result.uses()], facts.rank(test)
     if "nonempty-axes" not in facts.assumed.names:
         return None
     if test is None or rank is None or facts.dtype(test) != ir.DataType.BOOL or result.is_graph_output() or not asked:

@@ -250,7 +250,7 @@ def _clipped(value: ir.Value, facts: Facts) -> tuple[ir.Value, float | None, flo
     if not is_standard(node, "Clip") or node.inputs[0] is None or {"min", "max"} & set(node.attributes):
         return value, None, None
     bounds = [*node.inputs[1:], None, None][:2]
-    numbers = [None if bound is None else facts.number(bound) for bound in bounds]
+    numbers = [facts.number(bound) for bound in bounds]
     if any(bound is not None and number is None for bound, number in zip(bounds, numbers, strict=True)):
         return value, None, None
     return node.inputs[0], numbers[0], numbers[1]

@@ -143,7 +143,7 @@ def _repeated(value: ir.Value, count: int, facts: Facts) -> ir.Value | None:
     """The tokens of which a value has `count` copies each, in sequence."""
     whole = plain(value, facts)
     part = origin(whole, "Expand", "Tile")
-    alone, dims = None if part is None else facts.dims(part), facts.dims(whole)
+    alone, dims = facts.dims(part), facts.dims(whole)
     if alone is None or len(alone) != _CUBE or alone[1] != 1 or dims != (alone[0], count, alone[2]):
         return None
     tokens = origin(part, "Unsqueeze", "Reshape")

@@ -139,7 +139,7 @@ def _layer_norm(node: ir.Node, facts: Facts) -> _Norm | None:
     if not is_standard(node, "LayerNormalization") or any(value.uses() or value.is_graph_output() for value in node.outputs[1:]):
         return None
     total, *weights = node.inputs
-    rank = None if total is None else facts.rank(total)
+    rank = facts.rank(total)
     if total is None or rank is None or attribute(node, "axis", -1) % rank != rank - 1 or attribute(node, "stash_type", 1) != 1:
         return None
     if not _is_shared(total, {node}, facts):

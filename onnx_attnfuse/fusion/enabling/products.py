@@ -195,7 +195,7 @@ def as_product(node: ir.Node, builder: Builder) -> EnablingChange | None:
     if after is None or not is_standard(before, "Reshape") or weight is None or bias is None:
         return None
     x, result = before.inputs[0], after.outputs[0]
-    old, new = None if x is None else facts.dims(x), facts.dims(result)
+    old, new = facts.dims(x), facts.dims(result)
     width = facts.dims(bias)
     if x is None or old is None or new is None or width is None or len(width) != 1 or constant_tensor(weight) is None:
         return None
@@ -244,8 +244,8 @@ def with_one_matrix(node: ir.Node, builder: Builder) -> EnablingChange | None:
     if x is None or tile is None or not is_standard(tile, "Tile"):
         return None
     matrix, repeats = given(tile, 0), given(tile, 1)
-    times = None if repeats is None else facts.content(repeats)
-    before, rows, after = (None if value is None else facts.dims(value) for value in (matrix, x, node.outputs[0]))
+    times = facts.content(repeats)
+    before, rows, after = (facts.dims(value) for value in (matrix, x, node.outputs[0]))
     if matrix is None or before is None or rows is None or after is None or len(before) != len(rows) or len(rows) != _STACK:
         return None
     if not isinstance(times, tuple) or not isinstance(times[0], int | sizes.Size) or times[1:] != (1, 1):

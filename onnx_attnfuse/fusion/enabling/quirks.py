@@ -29,7 +29,7 @@ def with_flat_indices(node: ir.Node, builder: Builder) -> EnablingChange | None:
     Reshape(Gather(data, Reshape(indices)))                          the same elements
     """
     data, indices = node.inputs
-    dims, lengths = (None if value is None else builder.facts.dims(value) for value in (data, indices))
+    dims, lengths = (builder.facts.dims(value) for value in (data, indices))
     if data is None or indices is None or dims is None or lengths is None or len(lengths) <= _MOST_INDEX_AXES:
         return None
     if attribute(node, "axis", 0) not in {0, -len(dims)}:

@@ -30,7 +30,7 @@ def with_factor_inside(softmax: Softmax, builder: Builder) -> EnablingChange | N
         if len(users) != 1 or not is_standard(users[0], "Mul") or facts.dims(users[0].outputs[0]) != facts.dims(plain):
             continue
         factor = next((item for item in users[0].inputs if item is not plain), None)
-        lengths = None if factor is None else facts.dims(factor)
+        lengths = facts.dims(factor)
         if factor is None or not lengths or lengths[-1] != 1 or broadcast([lengths, dims]) != dims:
             continue
         builder.at(users[0])
@@ -61,7 +61,7 @@ def _with_column(value: ir.Value, ends: list[ir.Value], builder: Builder) -> ir.
     if dims == ():
         return value
     source = None if node is None else given(node, 0)
-    longer = None if source is None else facts.dims(source)
+    longer = facts.dims(source)
     if is_standard(node, *ELEMENTWISE) and all(item is not None and facts.dims(item) is not None for item in node.inputs):
         inputs = [_with_column(item, ends, builder) for item in node.inputs if item is not None]
         return builder.elementwise(node.op_type, inputs)
@@ -79,7 +79,7 @@ def with_column_joined(softmax: Softmax, builder: Builder) -> EnablingChange | N
     padded, facts = softmax.scores, builder.facts
     node = padded.producer()
     scores = given(node, 0) if is_standard(node, "Pad") else None
-    dims, pads = None if scores is None else facts.dims(scores), None if node is None else int_list(node, 1, "pads", facts)
+    dims, pads = facts.dims(scores), None if node is None else int_list(node, 1, "pads", facts)
     if node is None or scores is None or dims is None or pads is None or attribute(node, "mode", "constant") != "constant":
         return None
     axis, rank = softmax.axis % len(dims), len(dims)

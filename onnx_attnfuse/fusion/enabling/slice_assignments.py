@@ -56,7 +56,7 @@ def _assigned(value: ir.Value, facts: Facts) -> _Assigned | None:
     if not is_standard(node, "ScatterND") or attribute(node, "reduction", "none") != "none":
         return None
     into, indices, part = node.inputs
-    dims = None if indices is None else facts.dims(indices)
+    dims = facts.dims(indices)
     if into is None or indices is None or part is None or dims is None or len(dims) != 2 or dims[1] != 1:
         return None
     if not isinstance(dims[0], int):

@@ -171,7 +171,7 @@ def source_of(site: CachedSite, facts: Facts) -> FilledSource | None:
     filled = site.filled
     if filled is None:
         return None
-    dims = None if site.mask is None else facts.dims(site.mask)
+    dims = facts.dims(site.mask)
     return FilledSource(filled.position.name or "", filled.length, masks_buffer=dims is not None and dims[1] == filled.length)
 
 

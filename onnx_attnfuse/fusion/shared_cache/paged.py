@@ -126,7 +126,7 @@ def pack(
     outputs = [value for value in graph.outputs if value not in presents]
     Paging(builder, new, site.past_length, step, positions).prove([item.node for item in attended], outputs)
     for value in [node.inputs[0] for node in graph if is_standard(node, *ASKS_SHAPE)]:
-        dims = None if value is None else facts.dims(value)
+        dims = facts.dims(value)
         if value is not None and value.producer() and dims is not None and set().union(*map(symbols, dims)) <= symbols(new):
             answer_shapes(value, builder)
     builder.at(next(iter(graph)))

@@ -238,7 +238,7 @@ def _mask_of(padding: Padding, spec: AttentionSpec, facts: Facts) -> ir.Value | 
     """The graph input (b, t) of which the element at (b, j) is read, whatever shape it was brought into."""
     element = nonzero(padding.predicate)
     value = None if element is None else value_of(element)
-    dims = None if value is None else facts.dims(value)
+    dims = facts.dims(value)
     if element is None or value is None or dims is None:
         return None
     read = _flat(element.args, dims)

@@ -86,9 +86,9 @@ def read_write(node: ir.Node, reader: Reader) -> Write | str:
         node: The node that `writer` has found.
         reader: Reads the indices that it writes at.
     """
-    buffer, new = (None if value is None else reader.facts.dims(value) for value in (node.inputs[0], node.inputs[-1]))
+    buffer, new = (reader.facts.dims(value) for value in (node.inputs[0], node.inputs[-1]))
     if node.op_type == "TensorScatter":
-        new = None if node.inputs[1] is None else reader.facts.dims(node.inputs[1])
+        new = reader.facts.dims(node.inputs[1])
     if buffer is None or new is None or len(buffer) != len(new):
         return "the written part of the buffer is unknown"
     if attribute(node, "reduction", "none") != "none" or attribute(node, "mode", "linear") != "linear":
@@ -262,7 +262,7 @@ def _one_grown(item: Predicate, column: Term, heres: tuple[Term, ...], earlier: 
 
 def _is_length(item: Predicate, mask: ir.Value | None, spec: AttentionSpec, facts: Facts) -> bool:
     """Whether a predicate says that a key has a place in the mask, which is as long as all positions so far."""
-    dims = None if mask is None else facts.dims(mask)
+    dims = facts.dims(mask)
     if dims is None or not isinstance(item, (Other, Causal)):
         return False
     last = subtract(add(position(spec.key_axis), ONE), size(dims[1]))

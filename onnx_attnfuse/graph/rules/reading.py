@@ -30,14 +30,12 @@ def rules(names: str, rule: ShapeRule) -> dict[str, ShapeRule]:
 
 def input_dims(node: ir.Node, index: int, facts: Known) -> Dims | None:
     """The shape of an input, or None if it is unknown or left out."""
-    value = given(node, index)
-    return None if value is None else facts.dims(value)
+    return facts.dims(given(node, index))
 
 
 def input_content(node: ir.Node, index: int, facts: Known) -> Content:
     """The content of an input, or None if it is unknown or left out."""
-    value = given(node, index)
-    return None if value is None else facts.content(value)
+    return facts.content(given(node, index))
 
 
 def fresh_dims(value: ir.Value, rank: int, facts: Known) -> Dims:
@@ -124,7 +122,7 @@ def read_part(value: ir.Value | None, facts: Known) -> Part | None:
     if is_standard(node, "SequenceAt") and node.inputs[0] is not None:
         node, index = node.inputs[0].producer(), input_content(node, 1, facts)
     whole = node.inputs[0] if is_standard(node, "Slice", "Split", "SplitToSequence") else None
-    dims = None if whole is None else facts.dims(whole)
+    dims = facts.dims(whole)
     if node is None or whole is None or not dims:
         return None
     if node.op_type != "Slice":
@@ -149,7 +147,7 @@ def sorted_parts(values: Sequence[ir.Value], facts: Known) -> list[ir.Value]:
     """Ranges of one value along its last axis, sorted; none where they are not all of it, each of its places once."""
     left = {value: part for value in values if (part := read_part(value, facts)) is not None}
     whole = next((part.whole for part in left.values()), None)
-    dims = None if whole is None else facts.dims(whole)
+    dims = facts.dims(whole)
     ordered, end = list[ir.Value](), cast("Dim", 0)
     while dims and (value := next((value for value, part in left.items() if facts.same(part.start, end)), None)) is not None:
         part = left.pop(value)
@@ -177,7 +175,7 @@ def span_of(node: ir.Node, facts: Known) -> tuple[int, ir.Value, Dim] | None:
     if not is_standard(node_of_end, "Add") or start not in (parts := [_viewed(item) for item in node_of_end.inputs]):
         return None
     added = node_of_end.inputs[1 - parts.index(start)]
-    content = None if added is None else facts.content(added)
+    content = facts.content(added)
     length = content[0] if isinstance(content, tuple) and len(content) == 1 else content
     if not isinstance(length, (int, Size)) or isinstance(length, bool) or sizes.least(length) < 0:
         return None

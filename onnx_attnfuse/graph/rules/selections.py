@@ -93,7 +93,7 @@ def _gather_packed(node: ir.Node, facts: Known) -> Sequence[Dims | None]:
     data, indices = input_dims(node, 0, facts), input_dims(node, 1, facts)
     if not data or indices is None:
         return [None]
-    packed = None if node.inputs[0] is None else facts.dtype(node.inputs[0])
+    packed = facts.dtype(node.inputs[0])
     each = 8 // attribute(node, "bits", 4) if packed == ir.DataType.UINT8 else 1
     data, axis = (*data[:-1], data[-1] * each), attribute(node, "gather_axis", 0) % len(data)
     return [(*data[:axis], *indices, *data[axis + 1 :])]

@@ -111,7 +111,7 @@ def _expand(node: ir.Node, facts: Known) -> Sequence[Dims | None]:
     if isinstance(input_content(node, 1, facts), tuple):
         return [broadcast([dims, requested_dims(node, 1, facts)], facts)]
     target = given(node, 1)
-    length = None if target is None else facts.dims(target)
+    length = facts.dims(target)
     if not length or not isinstance(length[0], int):
         return [None]
     return [fresh_dims(node.outputs[0], max(length[0], len(dims or ())), facts)]

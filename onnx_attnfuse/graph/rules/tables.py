@@ -115,7 +115,7 @@ def inferred(node: ir.Node, facts: Known) -> Sequence[Dims | None]:
     types: dict[str, onnx.TypeProto] = {}
     data: dict[str, onnx.TensorProto] = {}
     for place, value in enumerate(node.inputs):
-        dtype = None if value is None else facts.dtype(value)
+        dtype = facts.dtype(value)
         if value is None or dtype is None:
             continue
         dims, tensor = facts.dims(value), constant_tensor(value)

@@ -175,7 +175,7 @@ class OperandGoals:
 
     def _reduced(self, node: ir.Node, goal: Goal, state: State) -> Iterator[tuple[tuple[Goal, ...], State]]:
         value = node.inputs[0]
-        rank = None if value is None else self._facts.rank(value)
+        rank = self._facts.rank(value)
         axes = None if rank is None else axes_of(node, 1, rank, self._facts)
         if value is None or rank is None or axes is None or len(axes) != 1:
             return
@@ -206,7 +206,7 @@ class OperandGoals:
         after = state.along(goal.column, goal.indexed.axes[axis])
         goals: list[Goal] = []
         for value in node.inputs:
-            dims = None if value is None else self._facts.dims(value)
+            dims = self._facts.dims(value)
             if value is None or dims is None or after is None:
                 return
             own: Axis = () if dims[axis] == 1 else (Factor(dims[axis]),)

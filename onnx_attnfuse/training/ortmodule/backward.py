@@ -274,7 +274,7 @@ class _Reading:
             return False
         shape = compared.inputs[axes.index() or 0]
         measured = None if shape is None or not is_standard(shape.producer(), "Shape") else producer_of(shape).inputs[0]
-        dims = None if measured is None else self.facts.dims(measured)
+        dims = self.facts.dims(measured)
         return dims is not None and dims == tuple(length(axis) for axis in step.indexed.axes)
 
     def _scaled(self, node: ir.Node, index: int, step: _Step) -> _Step | None:
