@@ -77,7 +77,9 @@ def put_back(old: ir.Value, new: ir.Value, removed: Detached, builder: Builder) 
     if made is None or made.graph is None or gone:
         return False
     removed.restore(made)
+    shape = old.shape
     connect(new, old, builder, [user for user, _ in new.uses() if user not in inner])
+    old.shape = shape
     sweep([new])
     return True
 

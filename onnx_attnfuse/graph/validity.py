@@ -210,7 +210,7 @@ class _GraphCheck:
         if (node.domain, op) in self.functions:
             op = ""
         known = _attribute_kinds(op, self.opsets.get(domain, 0), domain)
-        if known is None:  # exporters leave them that cannot convert a model
+        if known is None:  # left by an exporter that could not convert the model
             raise ModelError(
                 f"{self.where}: {_label(node)} is not in opset {self.opsets.get('', 0)}, which is imported; {_EXPORT}"
             )

@@ -58,16 +58,20 @@ class InputCase:
         return dataclasses.replace(self, turn=0 if self.is_extreme else self.turn, factor=min(self.factor, factor))
 
     def __str__(self) -> str:
-        names = {"full": "no padding", "right": "right padding", "left": "left padding", "holes": "holes"}
-        name = (
-            names.get(self.pattern)
-            or {"empty": "a fully masked row", "apart": "a row that masks empty together", "index": "counting inputs"}[
-                self.pattern
-            ]
-        )
+        names = {
+            "full": "no padding",
+            "right": "right padding",
+            "left": "left padding",
+            "holes": "holes",
+            "empty": "a fully masked row",
+            "apart": "a row that masks empty together",
+            "index": "counting inputs",
+        }
         encoding = {"plain": "1/0", "normal": "a bias", "mixed": "of several kinds"}.get(self.encoding, f"0/{self.encoding}")
         shifted = ", shifted" if self.is_extreme and self.turn else ""
-        return f"{name}, float inputs {encoding.replace('infinite', '-inf')}, operands times {self.factor:g}{shifted}"
+        return (
+            f"{names[self.pattern]}, float inputs {encoding.replace('infinite', '-inf')}, operands times {self.factor:g}{shifted}"
+        )
 
 
 _DISTINCT = 65537
