@@ -207,7 +207,7 @@ class PassContext:
         """A rewriter that no pattern has gone through yet."""
         run = self.run
         return PatternRewriter(
-            self.graph_context(), run.catalogue, run.statistics, run.options.keep_outputs, kind_of=self._kind_of
+            self.graph_context(), run.catalogue, run.statistics, run.options.keep_outputs, kind_of=self.kind_of
         )
 
     def site_fuser(self) -> SiteFuser:
@@ -233,7 +233,7 @@ class PassContext:
             return None
         return read_candidate(node, with_sink(softmax, scope.facts), scope, run.catalogue.readers, run.options.keep_outputs)
 
-    def _kind_of(self, node: ir.Node) -> str | None:
+    def kind_of(self, node: ir.Node) -> str | None:
         """The kind of mask of the attention at a Softmax, if it can be planned as it is."""
         run, found = self.run, self.read_at(node)
         if found is None or found.spec is None:
@@ -243,7 +243,7 @@ class PassContext:
         with graph.rewrite(node, Subject("planning an attention")):
             meaning = understand(found.spec, context.reader)
             plans, _ = make_plans(found.spec, meaning, run.plan_context, context)
-            return meaning.kind if plans else None
+            return meaning.kind if plans and meaning.nan is None else None
         return None
 
 

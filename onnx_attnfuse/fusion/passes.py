@@ -156,8 +156,7 @@ def normalize_scores(graph: PassContext) -> int:
             before = Snapshot(scope.graph)
             edit.replace(change.results, change.frontier, label(node))
             scope.graph.sort()
-            found = graph.read_at(node)
-            if found is not None and found.read is not None:
+            if graph.kind_of(node) is not None:
                 run.replaced = {**run.replaced, **dict(change.results)}
                 run.enabled[change.described("attentions read in normal form")] += 1
                 count += 1
