@@ -41,6 +41,8 @@ class InputCase:
     turn: int = 0
     """Which operands `_SHIFT` is added to and which it is taken from, so that all scores are far below 0; 0 for none. Which
     addend has which encoding, where these are mixed."""
+    place: int = 0
+    """Which of several masks an input is, in the case as that input has it."""
 
     @property
     def is_extreme(self) -> bool:
@@ -172,8 +174,9 @@ def feeds(
     found: dict[str, Array] = {}
     for slot, shape in zip(slots, shapes, strict=True):
         own = _for_one(case, slot, next(places[slot.addend])) if slot.addend or slot.role in {"given", "operand"} else case
-        place = next(masks) if slot.rank > 1 and _is_masklike(slot) else 0
-        found[slot.name] = np.asarray(_filled(slot, tuple(shape), own, rng, place))
+        if slot.rank > 1 and _is_masklike(slot):
+            own = dataclasses.replace(own, place=next(masks))
+        found[slot.name] = np.asarray(_filled(slot, tuple(shape), own, rng))
         if count is not None and slot.is_count:
             found[slot.name] = np.asarray(count, slot.dtype.numpy())
     return found
@@ -191,7 +194,7 @@ def _for_one(case: InputCase, slot: Slot, place: int) -> InputCase:
     return dataclasses.replace(case, encoding="lowest" if encoding == "thousands" and case.pattern == "empty" else encoding)
 
 
-def _filled(slot: Slot, shape: tuple[int, ...], case: InputCase, rng: np.random.Generator, place: int) -> Array:
+def _filled(slot: Slot, shape: tuple[int, ...], case: InputCase, rng: np.random.Generator) -> Array:
     if slot.array is not None:
         return slot.array
     dtype = slot.dtype.numpy()
@@ -200,11 +203,11 @@ def _filled(slot: Slot, shape: tuple[int, ...], case: InputCase, rng: np.random.
     if slot.role == "weight":
         return _weight(shape, slot.summed, rng).astype(dtype)
     if slot.dtype.is_floating_point():
-        return _floats(slot.role, shape, case, rng, -largest(slot.dtype), place).astype(dtype)
+        return _floats(slot.role, shape, case, rng, -largest(slot.dtype)).astype(dtype)
     if len(shape) > 1:
         if case.pattern == "index" and dtype.kind != "b":
             return np.broadcast_to(np.arange(shape[-1]), shape).astype(dtype)
-        return kept_positions(case.pattern, shape, rng, place).astype(dtype)
+        return kept_positions(case.pattern, shape, rng, case.place).astype(dtype)
     if dtype.kind == "b":
         return np.asarray(rng.random(shape) < 0.7) if case.pattern == "holes" else np.ones(shape, np.bool_)
     if not shape:
@@ -220,7 +223,7 @@ def _weight(shape: tuple[int, ...], summed: int, rng: np.random.Generator) -> Ar
     return np.resize(numbers, shape)
 
 
-def _floats(role: Role, shape: tuple[int, ...], case: InputCase, rng: np.random.Generator, lowest: float, place: int) -> Array:
+def _floats(role: Role, shape: tuple[int, ...], case: InputCase, rng: np.random.Generator, lowest: float) -> Array:
     normal = rng.standard_normal(shape, np.float32)
     if role == "operand":
         return normal * np.float32(case.factor) + np.float32(_SHIFT * case.turn)
@@ -230,7 +233,7 @@ def _floats(role: Role, shape: tuple[int, ...], case: InputCase, rng: np.random.
         return normal
     if len(shape) < 2:
         return np.abs(normal) + np.float32(0.5)
-    kept = kept_positions(case.pattern, shape, rng, place)
+    kept = kept_positions(case.pattern, shape, rng, case.place)
     if case.encoding == "plain":
         return kept.astype(np.float32)
     return np.where(kept, 0.0, {"infinite": -np.inf, "thousands": -1e4}.get(case.encoding, lowest))

@@ -78,6 +78,7 @@ class ChannelExecution(MaskExecution):
         return super()._above(value, beyond=beyond)
 
     def _known_at(self, value: ir.Value, place: Index) -> Term | None:
+        """That of the base; values that are linear in another are no known numbers, and so are not asked."""
         return None if self._inside is not None and value in self._inside else super()._known_at(value, place)
 
     def _computed(self, node: ir.Node, given: list[Array | None]) -> Sequence[Array | None]:
