@@ -45,10 +45,10 @@ _MOST_STEPS = 20_000_000
 
 
 def drop_needless(graph: PassContext) -> int:
-    """Removes each Identity, and unused nodes, of a graph with attention, which then has fewer forms."""
+    """Removes nodes that give their only input, and unused ones, of a graph with attention, which then has fewer forms."""
     if not any(node.op_type in _MAY_BEGIN or is_attention(node) for node in graph.scope.graph):
         return 0
-    return sweep.drop_inner_identities(graph.scope.graph) + sweep_unused(tuple(graph.scope.graph))
+    return sweep.drop_inner_copies(graph.scope.graph) + sweep_unused(tuple(graph.scope.graph))
 
 
 def embed_arguments(run: Run) -> int:

@@ -11,6 +11,7 @@ from onnx_attnfuse.graph.constants import all_nodes, reads, subgraphs
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.ops import is_standard
 from onnx_attnfuse.graph.rules.reading import slice_bounds
+from onnx_attnfuse.graph.uses import is_copy
 
 
 def sweep(values: Iterable[ir.Value | None]) -> int:
@@ -75,10 +76,9 @@ def drop_identities(graph: ir.Graph) -> int:
     return sum(_drop(node) for node in tuple(all_nodes(graph)) if is_standard(node, "Identity"))
 
 
-def drop_inner_identities(graph: ir.Graph) -> int:
+def drop_inner_copies(graph: ir.Graph) -> int:
     """Takes out each node that gives its only input and none of the graph's results; returns how many there were."""
-    lone = (node for node in graph if len(node.inputs) == 1 and is_standard(node, "Identity", "Concat", "Max", "Min", "Sum"))
-    return sum(map(_drop, [node for node in lone if not node.outputs[0].is_graph_output()]))
+    return sum(map(_drop, [node for node in graph if is_copy(node) and not node.outputs[0].is_graph_output()]))
 
 
 def is_whole(node: ir.Node, facts: Facts) -> bool:
@@ -90,7 +90,7 @@ def is_whole(node: ir.Node, facts: Facts) -> bool:
 
 
 def _drop(node: ir.Node) -> bool:
-    """Takes an Identity out, if nothing depends on its being there."""
+    """Takes out a node that gives its only input, if nothing depends on its being there."""
     source, (answer,) = node.inputs[0], node.outputs
     if source is None or node.graph is None:
         return False

@@ -56,7 +56,7 @@ def is_fed(value: ir.Value | None) -> TypeGuard[ir.Value]:
 
 def is_copy(node: ir.Node) -> bool:
     """Whether a node gives its only input."""
-    return is_standard(node, "Identity") or (is_standard(node, "Concat") and len(node.inputs) == 1)
+    return len(node.inputs) == 1 and is_standard(node, "Identity", "Concat", "Max", "Min", "Sum")
 
 
 def viewers(value: ir.Value) -> list[ir.Node]:

@@ -6,7 +6,7 @@ import onnx.parser
 import onnx_ir as ir
 
 from onnx_attnfuse.graph.edit import Snapshot
-from onnx_attnfuse.graph.sweep import drop_inner_identities, sweep
+from onnx_attnfuse.graph.sweep import drop_inner_copies, sweep
 
 _TEXT = """<ir_version: 10, opset_import: ["" : 18]>
 g (float[n] x, bool go) => (float[n] y) <float[1] w = {2}> {
@@ -40,6 +40,6 @@ def test_a_node_that_gives_its_only_input_goes() -> None:
     g (float[n] x) => (float[m] y, float[n] z) { a = Concat<axis = 0>(x) b = Sum(a) c = Max(b, b) d = Concat<axis = 0>(c, b)
       y = Neg(d) z = Identity(x) }"""
     model = ir.from_proto(onnx.parser.parse_model(text))
-    assert drop_inner_identities(model.graph) == 2
+    assert drop_inner_copies(model.graph) == 2
     assert [node.op_type for node in model.graph] == ["Max", "Concat", "Neg", "Identity"]
     assert {value.name for value in next(iter(model.graph)).inputs if value is not None} == {"x"}
